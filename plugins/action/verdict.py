@@ -1,0 +1,107 @@
+"""Controller side of verdict: asks the host once, judges, writes verdicts/<host>.json, prints a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from pydantic import TypeAdapter, ValidationError
+
+from serving_catalog import load_catalog
+from serving_catalog.checks import (
+    Check,
+    DiagnosisSettings,
+    annotate,
+    diagnose,
+    diagnosis_survey,
+    judged,
+    request_of,
+    summary,
+    table,
+)
+from serving_catalog.errors import CatalogError
+
+_OWN = ("plan", "probes", "benchmark", "directory", "fail", "procfs", "sysfs", "rootfs", "tool_paths")
+_PROBES = TypeAdapter(tuple[Check, ...])
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    """Changes nothing on the host. In check mode the file is not written either."""
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        arguments = dict(self._task.args)
+        plan = arguments.get("plan")
+        if not isinstance(plan, dict) or "processes" not in plan:
+            raise AnsibleActionFail("plan: expected the host's plan (ansible_facts['serving_plan'])")
+        try:
+            settings = DiagnosisSettings.model_validate_json(
+                json.dumps({key: value for key, value in arguments.items() if key not in _OWN})
+            )
+            probes = _PROBES.validate_json(json.dumps(arguments.get("probes") or []))
+            catalog = load_catalog(self._templar.template(variables.get("serving_catalog_overlay")) or None)
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r})" for e in error.errors()]
+            raise AnsibleActionFail("verdict: " + "; ".join(problems)) from None
+        except CatalogError as error:
+            raise AnsibleActionFail(str(error)) from None
+        asked = diagnosis_survey(plan, settings)
+        asked |= {key: arguments[key] for key in _OWN[5:] if arguments.get(key) not in (None, "")}
+        asked["controller_time"] = time.time()
+        answer = self._execute_module(module_name="host_survey", module_args=asked, task_vars=variables)
+        survey = (answer.get("ansible_facts") or {}).get("host_survey")
+        if answer.get("failed") or survey is None:
+            return {**result, **answer}
+        survey = annotate(survey, catalog)
+        checks = diagnose(survey, plan, settings, catalog, probes, arguments.get("benchmark") or None)
+        name = str(variables.get("inventory_hostname", "host"))
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            verdict = judged(name, at, request_of(plan), checks)
+        except ValidationError as error:  # probes with an id of ours
+            raise AnsibleActionFail("verdict: " + "; ".join(e["msg"] for e in error.errors())) from None
+        content = verdict.model_dump(mode="json")
+        path = _directory(arguments.get("directory")) / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.json"
+        if not self._task.check_mode:
+            _write(path, json.dumps(content, indent=2) + "\n")
+        word = "ok" if verdict.ok else "not ok"
+        where = "not written in check mode" if self._task.check_mode else str(path)
+        told = f"{name}: {word}; {summary(checks)} ({where})"
+        display.display(f"\n{told}\n{table(checks)}\n", color=None if verdict.ok else "red")
+        result |= {"changed": False, "verdict": content, "path": str(path), "msg": told}
+        if not verdict.ok and bool(arguments.get("fail")):
+            result["failed"] = True
+            result["msg"] = f"{told}; findings: {', '.join(check.id for check in verdict.findings)}"
+        return result
+
+
+def _directory(given: Any) -> Path:
+    """Where verdicts lie: below the directory that the playbook was started in, unless the path is absolute."""
+    wanted = Path(str(given or "verdicts")).expanduser()
+    return wanted if wanted.is_absolute() else Path.cwd() / wanted
+
+
+def _write(path: Path, content: str) -> None:
+    """Put the file in place whole, or leave what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,1 @@
+../../../roles/model_weights/files/fetch_weights.py

@@ -1,0 +1,1 @@
+../../../roles/endpoint_check/files/probe_endpoint.py

@@ -1,0 +1,1 @@
+../../../roles/benchmark/files/run_benchmark.py

@@ -1,0 +1,455 @@
+#!/usr/bin/python
+"""One verified revision of a model on the host: looked at, fetched in the background, followed."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: model_snapshot
+short_description: Bring one revision of a model to a host, verified, or change nothing
+description:
+  - Looks first. A snapshot whose marker agrees with names, sizes and times is verified; no weights are read and nobody
+    is asked.
+  - Otherwise the fetch runs in the background on the host and is followed from here, with bytes, rate and time left on
+    the terminal. It goes on when the connection to the host is lost; run again to follow it.
+  - Files become visible only when all of them are complete and agree with their checksums.
+  - The action plugin of the same name drives the phases; give O(phase) only to look without fetching.
+options:
+  directory:
+    description: The model cache. Weights, downloads in progress and encodings lie below it.
+    type: path
+    required: true
+  repository:
+    description: The model's name on the hub, C(owner/name).
+    type: str
+    required: true
+  revision:
+    description: The commit, 40 hexadecimal digits.
+    type: str
+    required: true
+  ignore_patterns:
+    description: Files to leave out.
+    type: list
+    elements: str
+    default: []
+  encodings:
+    description: Vocabulary files to bring as well, each with C(file), C(url) and C(sha256).
+    type: list
+    elements: dict
+    default: []
+  encodings_url:
+    description: Address of a directory with the encodings, in place of their own addresses.
+    type: str
+    default: ""
+  endpoint:
+    description: Address of the hub or of a mirror of it.
+    type: str
+    default: https://huggingface.co
+  token:
+    description: Access token; only for gated and private models. It reaches the fetching process by its environment.
+    type: str
+    default: ""
+  source:
+    description: A directory or tar archive with the files, instead of a hub.
+    type: path
+  source_on:
+    description: Where O(source) is.
+    type: str
+    choices: [controller, host]
+    default: controller
+  manifest:
+    description: The manifest of O(source), beside it; left out when it holds its own C(manifest.json).
+    type: path
+  python:
+    description: Interpreter that has huggingface_hub. Any Python 3.8 will do where O(source) is given.
+    type: path
+    default: /usr/bin/python3
+  program_directory:
+    description: Where the fetching program is kept on the host.
+    type: path
+    default: /opt/gpt-oss/libexec
+  workers:
+    description: Files brought at once.
+    type: int
+    default: 8
+  keep_free_bytes:
+    description: Room to leave on the disk.
+    type: int
+    default: 0
+  attempts:
+    description: Times to ask again without a new byte before giving up.
+    type: int
+    default: 6
+  connection_timeout:
+    description: Seconds without a byte after which a connection counts as broken.
+    type: int
+    default: 30
+  remove_stale_staging:
+    description: Remove half-done downloads of the model's other revisions.
+    type: bool
+    default: false
+  progress_interval:
+    description: Seconds between lines of progress.
+    type: int
+    default: 10
+  time_limit:
+    description: Seconds after which the play stops following. The fetch itself goes on.
+    type: int
+    default: 43200
+  phase:
+    description: V(check) only looks. The others belong to the action plugin.
+    type: str
+    choices: [check, present, wait, receive]
+    default: present
+  receive:
+    description: Used by the action plugin, for files that it sends.
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: Says whether something would be fetched; asks no hub.
+author: gpt-oss on NVIDIA
+"""
+
+EXAMPLES = r"""
+- name: Bring the weights
+  model_snapshot:
+    directory: /var/lib/gpt-oss
+    repository: openai/gpt-oss-120b
+    revision: b5c939de8f754692c1647ca79fbf85e8c1e70f8a
+    ignore_patterns: [original/*, metal/*]
+    python: /opt/gpt-oss/venvs/huggingface_hub/bin/python
+"""
+
+RETURN = r"""
+verified:
+  description: Whether everything is there and verified.
+  returned: always
+  type: bool
+problems:
+  description: What was missing or not verified.
+  returned: always
+  type: list
+  elements: str
+snapshot:
+  description: Directory of the snapshot.
+  returned: always
+  type: str
+fetching:
+  description: Models that were being fetched into this cache when it was looked at.
+  returned: always
+  type: list
+  elements: str
+finished:
+  description: Whether a fetch has ended.
+  returned: always
+  type: bool
+progress:
+  description: The state of a fetch, as its progress file has it.
+  returned: when one was started or found
+  type: dict
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pkgutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpt_oss import fetch_weights as weights
+
+PROGRAM = "fetch_weights.py"
+
+
+def request_of(params: dict[str, Any], source: str | None) -> weights.Request:
+    """The fetcher's own form of the parameters."""
+    base = params["directory"]
+    return weights.make_request(
+        {
+            "repository": params["repository"],
+            "revision": params["revision"],
+            "weights_directory": os.path.join(base, "weights"),
+            "staging_directory": os.path.join(base, "staging"),
+            "encodings_directory": os.path.join(base, "encodings"),
+            "ignore_patterns": params["ignore_patterns"],
+            "encodings": params["encodings"],
+            "endpoint": params["endpoint"],
+            "token": params["token"],
+            "from": source,
+            "manifest": None if source and params["source_on"] == "controller" else params["manifest"],
+            "keep_free_bytes": params["keep_free_bytes"],
+        }
+    )
+
+
+class Fetch:
+    """The background process: one for a model at a time, known by the lock that it holds."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
+        source = params["source"]
+        request = request_of(params, source)
+        if source and params["source_on"] == "controller":
+            request.source = request.layout.received
+        self.request = request
+        self.layout = request.layout
+        side = self.layout.staging / self.layout.folder
+        self.progress_file = side / (self.layout.revision + ".progress.json")
+        self.log = side / (self.layout.revision + ".log")
+
+    def try_lock(self) -> int | None:
+        """The lock's descriptor, or nothing while a fetch is running."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(str(self.layout.lock), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def start(self, lock: int) -> None:
+        """Start the fetch; it inherits the lock, so there is no moment without an owner."""
+        for stale in (self.progress_file, self.log):
+            with contextlib.suppress(FileNotFoundError):
+                stale.unlink()
+        if self.request.source == self.layout.received:
+            weights.take_received(self.layout, weights.load_manifest(self.layout.received / weights.MANIFEST_NAME))
+        environment = dict(os.environ, HF_ENDPOINT=self.request.endpoint, PYTHONUNBUFFERED="1")
+        environment.pop("HF_TOKEN", None)
+        if self.request.token:
+            environment["HF_TOKEN"] = self.request.token
+        descriptor = os.open(str(self.log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            subprocess.Popen(
+                [*self.command(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                cwd="/",
+                env=environment,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+
+    def command(self, lock: int) -> list[str]:
+        layout, params = self.layout, self.params
+        command = [params["python"], str(self.install_program()), "fetch"]
+        for option, value in (
+            ("repository", layout.repository),
+            ("revision", layout.revision),
+            ("weights-directory", layout.weights),
+            ("staging-directory", layout.staging),
+            ("encodings-directory", layout.encodings),
+            ("ignore-patterns", " ".join(params["ignore_patterns"])),
+            ("encodings", json.dumps(params["encodings"])),
+            ("workers", params["workers"]),
+            ("keep-free-bytes", params["keep_free_bytes"]),
+            ("attempts", params["attempts"]),
+            ("timeout", params["connection_timeout"]),
+            ("progress-file", self.progress_file),
+            ("progress-interval", params["progress_interval"]),
+            ("lock-descriptor", lock),
+            ("from", self.request.source),
+            ("manifest", self.request.manifest),
+        ):
+            if value is not None:
+                command.append(f"--{option}={value}")
+        if params["remove_stale_staging"]:
+            command.append("--remove-stale-staging")
+        return command
+
+    def install_program(self) -> Path:
+        """Put the fetching program on the host; it is the module's own other half."""
+        content = pkgutil.get_data("ansible.module_utils.gpt_oss", PROGRAM)
+        assert content is not None
+        path = Path(self.params["program_directory"]) / PROGRAM
+        if not path.exists() or path.read_bytes() != content:
+            weights.write_atomically(path, content.decode("utf-8"))
+            path.chmod(0o755)
+        return path
+
+    def progress(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.progress_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {"state": "starting"}
+        return found if isinstance(found, dict) else {"state": "starting"}
+
+    def follow(self, seconds: float) -> dict[str, Any]:
+        """Wait for the end, but no longer than this, and say how far it is."""
+        until = time.monotonic() + seconds
+        while True:
+            lock = self.try_lock()
+            if lock is not None:
+                os.close(lock)
+                return {"finished": True, "progress": self.progress()}
+            if time.monotonic() >= until:
+                return {"finished": False, "progress": self.progress()}
+            time.sleep(0.1)
+
+    def last_words(self) -> str:
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            return "it wrote no log"
+        return "its last lines: " + " | ".join(lines[-5:]) if lines else "its log is empty"
+
+    def tidy(self) -> None:
+        """After success nothing of the fetch stays behind."""
+        for leftover in (self.progress_file, self.log):
+            with contextlib.suppress(FileNotFoundError):
+                leftover.unlink()
+        if self.layout.received.is_dir():
+            for name in os.listdir(str(self.layout.received)):
+                os.unlink(os.path.join(str(self.layout.received), name))
+            self.layout.received.rmdir()
+        with contextlib.suppress(OSError):  # other revisions may be half-done there
+            (self.layout.staging / self.layout.folder).rmdir()
+
+    def has_received(self, sha256: str) -> bool:
+        """Whether a small file has come from the controller already."""
+        try:
+            content = (self.layout.received / sha256).read_bytes()
+        except OSError:
+            return False
+        return hashlib.sha256(content).hexdigest() == sha256
+
+    def receive(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Make ready for files from the controller: room for them, and a place that the login user may write to."""
+        manifest = wanted["manifest"]
+        source = weights.ManifestSource(self.request, manifest, str(self.params["source"]))
+        files = [f for f in source.files() if not weights.ignored(f.path, self.request.ignore_patterns)]
+        missing = [f.sha256 for f in files if weights.bytes_here(self.layout, f) != f.size]
+        if weights.weights_problem(self.layout, self.request.ignore_patterns) is None:
+            missing = []
+        encodings = [
+            encoding
+            for encoding in weights.encodings_missing(self.layout, self.request.encodings)
+            if not self.has_received(encoding.sha256)
+        ]
+        for directory in (self.layout.weights, self.layout.received):
+            directory.mkdir(parents=True, exist_ok=True)
+        if missing:
+            weights.require_space(self.request, files)
+        weights.write_atomically(self.layout.received / weights.MANIFEST_NAME, json.dumps(manifest))
+        os.chown(str(self.layout.received), int(wanted["user"]), -1)
+        os.chmod(str(self.layout.received), 0o700)
+        return {"directory": str(self.layout.received), "missing": missing + [e.sha256 for e in encodings]}
+
+
+def fetching(staging: Path) -> list[str]:
+    """Models that are being fetched into this cache at this moment, as their cache directories are called."""
+    found = []
+    for lock in sorted(staging.glob("models--*.lock")):
+        with lock.open("rb") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(lock.name[: -len(".lock")])
+    return found
+
+
+def outcome(fetch: Fetch, followed: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """What to tell the play about a fetch that has ended or goes on."""
+    result.update(followed)
+    result["changed"] = True
+    if not followed["finished"]:
+        return result
+    state = followed["progress"].get("state")
+    status = weights.check(fetch.request)
+    if state == "failed":
+        result["failed"] = True
+        result["msg"] = followed["progress"]["message"]
+    elif status["verified"]:  # another play may have followed it too, and tidied up
+        fetch.tidy()
+        result.update(status)
+    else:
+        result["failed"] = True
+        result["msg"] = f"the fetch on the host ended without a word while {state}; {fetch.last_words()}"
+    return result
+
+
+def run(module: AnsibleModule) -> dict[str, Any]:
+    params = module.params
+    fetch = Fetch(params)
+    if params["phase"] == "receive":
+        return {"changed": True, **fetch.receive(params["receive"])}
+    status = weights.check(fetch.request)
+    result: dict[str, Any] = {"changed": False, "finished": True, "fetching": fetching(fetch.layout.staging), **status}
+    if params["phase"] == "wait":
+        return outcome(fetch, fetch.follow(params["progress_interval"]), result)
+    if status["verified"] or params["phase"] == "check":
+        return result
+    if module._diff:
+        result["diff"] = {
+            "before": "".join(problem + "\n" for problem in status["problems"]),
+            "after": f"{params['repository']} at {params['revision']}, verified, in {status['snapshot']}\n",
+        }
+    if module.check_mode:
+        result["changed"] = True
+        return result
+    lock = fetch.try_lock()
+    result["attached"] = lock is None
+    if lock is not None:
+        try:
+            fetch.start(lock)
+        finally:
+            os.close(lock)
+    return outcome(fetch, fetch.follow(min(3, params["progress_interval"])), result)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "directory": {"type": "path", "required": True},
+            "repository": {"type": "str", "required": True},
+            "revision": {"type": "str", "required": True},
+            "ignore_patterns": {"type": "list", "elements": "str", "default": []},
+            "encodings": {"type": "list", "elements": "dict", "default": []},
+            "encodings_url": {"type": "str", "default": ""},
+            "endpoint": {"type": "str", "default": "https://huggingface.co"},
+            "token": {"type": "str", "default": "", "no_log": True},
+            "source": {"type": "path"},
+            "source_on": {"type": "str", "choices": ["controller", "host"], "default": "controller"},
+            "manifest": {"type": "path"},
+            "python": {"type": "path", "default": "/usr/bin/python3"},
+            "program_directory": {"type": "path", "default": "/opt/gpt-oss/libexec"},
+            "workers": {"type": "int", "default": 8},
+            "keep_free_bytes": {"type": "int", "default": 0},
+            "attempts": {"type": "int", "default": 6},
+            "connection_timeout": {"type": "int", "default": 30},
+            "remove_stale_staging": {"type": "bool", "default": False},
+            "progress_interval": {"type": "int", "default": 10},
+            "time_limit": {"type": "int", "default": 43200},
+            "phase": {"type": "str", "choices": ["check", "present", "wait", "receive"], "default": "present"},
+            "receive": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    os.umask(0o022)
+    mirror = module.params["encodings_url"].rstrip("/")
+    if mirror:
+        for encoding in module.params["encodings"]:
+            encoding["url"] = mirror + "/" + encoding["file"]
+    try:
+        result = run(module)
+    except weights.FetchError as error:
+        module.fail_json(msg=weights.hide(str(error), module.params["token"]))
+    except OSError as error:
+        module.fail_json(msg=weights.os_error(error))
+    if result.pop("failed", False):
+        module.fail_json(**result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

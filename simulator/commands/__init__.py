@@ -1,0 +1,1 @@
+"""The commands a stand-in image has."""

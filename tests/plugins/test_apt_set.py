@@ -1,0 +1,539 @@
+"""apt_set with real apt and dpkg, on a throwaway layer over this machine, with a repository of tiny packages."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.conftest import ROOT, WRAPPER
+from tests.plugins.throwaway import REPOSITORY, Machine, as_root, build_package, index, make_key, throwaway_machine
+
+pytestmark = pytest.mark.skipif(not as_root(), reason="needs root and apt-get")
+
+KEYRING = "/usr/share/keyrings/demo.gpg"
+SOURCE = Path("/etc/apt/sources.list.d/demo.sources")
+
+
+class Apt:
+    """The machine, its key, and short forms for what the tests say often."""
+
+    def __init__(self, machine: Machine, key: str, other_key: str) -> None:
+        self.machine = machine
+        self.key = key
+        self.other_key = other_key
+
+    def repository(self, **changes: Any) -> dict[str, Any]:
+        return {
+            "name": "demo",
+            "uris": [f"file:{REPOSITORY}"],
+            "suites": ["./"],
+            "signed_by": KEYRING,
+            "key_url": "file:/srv/good.asc",
+            "key_fingerprints": [self.key],
+            **changes,
+        }
+
+    def traces(self) -> str:
+        """Everything that a run could change, with times."""
+        places = "/etc/apt /usr/share/keyrings /var/lib/dpkg /var/lib/apt /var/cache/apt /tmp"
+        return self.machine.run(
+            "sh", "-c", f"find {places} -not -path /tmp | sort | xargs ls -ld --time-style=full-iso"
+        ).stdout
+
+    def set(self, *, check: bool = False, **parameters: Any) -> dict[str, Any]:
+        parameters.setdefault("repositories", [self.repository()])
+        return self.machine.module("apt_set", parameters, check=check, wrapper=WRAPPER)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apt]:
+    """One machine for the whole file; `apt` puts it back before each test."""
+    with throwaway_machine(tmp_path_factory.mktemp("machine"), ROOT) as machine:
+        key, other = make_key(machine, "good"), make_key(machine, "other")
+        for version in ("1.0-1", "1.1-1", "2.0-1"):
+            build_package(machine, "demo-driver", version, depends=f"demo-library (= {version})")
+            build_package(machine, "demo-library", version)
+        build_package(machine, "demo-epoch", "5:29.8.2-1~debian.12~bookworm")
+        build_package(machine, "demo-old", "1.0-1", files={"/etc/demo-old.conf": "x\n"})
+        build_package(machine, "demo-new", "1.0-1", conflicts="demo-old")
+        build_package(machine, "demo-extra", "1.0-1")
+        build_package(machine, "demo-plain", "1.0-1", recommends="demo-extra")
+        pin = "".join(
+            f"Package: {name}\nPin: version 1.1-1\nPin-Priority: 1001\n\n" for name in ("demo-driver", "demo-library")
+        )
+        build_package(machine, "demo-pinning", "1.0-1", files={"/etc/apt/preferences.d/demo-pinning": pin})
+        build_package(
+            machine,
+            "demo-service",
+            "1.0-1",
+            postinst="#!/bin/sh\ncat /usr/sbin/policy-rc.d > /srv/seen 2>&1 || true\n",
+        )
+        build_package(machine, "demo-broken", "1.0-1", postinst="#!/bin/sh\necho it went wrong >&2\nexit 7\n")
+        index(machine, key)
+        yield Apt(machine, key, other)
+
+
+@pytest.fixture
+def apt(base: Apt) -> Iterator[Apt]:
+    machine = base.machine
+    yield base
+    installed = "$(dpkg-query -W -f '${Package} ' 'demo*')"
+    machine.run("sh", "-c", f"dpkg --purge --force-all {installed}", check=False)
+    made = f"/etc/apt/sources.list.d/* /etc/apt/preferences.d/* {KEYRING} /var/lib/apt/lists/* /usr/sbin/policy-rc.d"
+    machine.run("sh", "-c", f"rm -rf {made}")
+    machine.run("mkdir", "-p", "/var/lib/apt/lists/partial")
+
+
+def test_a_first_run_writes_the_source_and_key_and_installs_and_a_second_run_starts_no_process(apt: Apt) -> None:
+    wanted: dict[str, Any] = {
+        "packages": [{"name": "demo-driver", "version": "1.1"}, {"name": "demo-library", "version": "1.1"}],
+        "hold": ["demo-*"],
+    }
+    first = apt.set(**wanted)
+    assert first["changed"], first
+    assert first["repository_changed"]
+    assert first["packages"] == {
+        "demo-driver": {"before": None, "after": "1.1-1"},
+        "demo-library": {"before": None, "after": "1.1-1"},
+    }
+    assert apt.machine.versions() == {"demo-driver": "1.1-1", "demo-library": "1.1-1"}
+    assert apt.machine.selections() == {"demo-driver": "hold", "demo-library": "hold"}
+    assert apt.machine.path(SOURCE).read_text().splitlines()[1:] == [
+        "Types: deb",
+        f"URIs: file:{REPOSITORY}",
+        "Suites: ./",
+        f"Signed-By: {KEYRING}",
+    ]
+    assert apt.machine.path(KEYRING).read_bytes() == apt.machine.path("/srv/good.gpg").read_bytes()
+
+    # Without any tool to call, only the fast path can succeed.
+    hidden = [apt.machine.path(f"/usr/bin/{tool}") for tool in ("apt-get", "apt-cache", "apt-mark", "dpkg")]
+    for tool in hidden:
+        tool.rename(tool.with_suffix(".hidden"))
+    try:
+        second = apt.set(**wanted)
+    finally:
+        for tool in hidden:
+            tool.with_suffix(".hidden").rename(tool)
+    assert not second["changed"], second
+    assert second["diff"] == []
+    assert second["packages"]["demo-driver"] == {"before": "1.1-1", "after": "1.1-1"}
+
+
+def test_check_mode_on_a_first_run_predicts_the_versions_and_leaves_no_trace(apt: Apt) -> None:
+    wanted: dict[str, Any] = {
+        "packages": [{"name": "demo-driver", "version": "1.1-1"}, {"name": "demo-library", "version": "1.1-1"}],
+        "hold": ["demo-driver"],
+    }
+    before = apt.traces()
+    predicted = apt.set(check=True, **wanted)
+    after = apt.traces()
+    assert predicted["changed"], predicted
+    assert before == after
+    real = apt.set(**wanted)
+    for key in ("packages", "transactions", "held", "diff", "repository_changed"):
+        assert predicted[key] == real[key], key
+
+
+def test_check_mode_knows_the_preferences_that_the_first_packages_will_bring(apt: Apt) -> None:
+    # demo-driver 1.1-1 needs demo-library at exactly 1.1-1, which apt takes only when it is pinned there.
+    wanted: dict[str, Any] = {
+        "first": [{"name": "demo-pinning"}],
+        "packages": [{"name": "demo-driver", "version": "1.1-1"}],
+    }
+    predicted = apt.set(check=True, **wanted)
+    assert not predicted.get("failed"), predicted
+    real = apt.set(**wanted)
+    assert sorted(predicted["transactions"]) == sorted(real["transactions"])
+    assert apt.machine.versions() == {"demo-driver": "1.1-1", "demo-library": "1.1-1", "demo-pinning": "1.0-1"}
+    assert not apt.set(**wanted)["changed"]
+
+
+def test_check_mode_reports_a_version_that_does_not_exist(apt: Apt) -> None:
+    result = apt.set(check=True, packages=[{"name": "demo-driver", "version": "9"}])
+    assert result["failed"]
+    assert "demo-driver: version 9 is in no repository; available: 2.0-1 from file:" in result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [
+        ("demo-library", None, "2.0-1"),
+        ("demo-library", "1.0", "1.0-1"),
+        ("demo-library", "1.0-1", "1.0-1"),
+        ("demo-library", "1.*", "1.1-1"),
+        ("demo-epoch", "29.8.2", "5:29.8.2-1~debian.12~bookworm"),
+        ("demo-epoch", "5:29.8.2", "5:29.8.2-1~debian.12~bookworm"),
+    ],
+)
+def test_a_version_may_lack_epoch_and_revision_or_be_a_glob(
+    apt: Apt, name: str, version: str | None, expected: str
+) -> None:
+    wanted: dict[str, Any] = {"packages": [{"name": name, "version": version}]}
+    assert apt.set(**wanted)["packages"][name]["after"] == expected
+    assert not apt.set(**wanted)["changed"]
+
+
+def test_everything_that_cannot_be_found_is_named_and_nothing_is_installed(apt: Apt) -> None:
+    result = apt.set(
+        packages=[
+            {"name": "demo-driver", "version": "580.159.04"},
+            {"name": "demo-none", "version": "1"},
+            {"name": "demo-extra"},
+        ]
+    )
+    assert result["failed"]
+    assert "demo-driver: version 580.159.04 is in no repository; available: 2.0-1 from" in result["msg"]
+    assert "demo-none 1: no repository has a package of this name; searched: file:/srv/apt-set" in result["msg"]
+    assert result["msg"].endswith("Nothing on the host was changed.")
+    assert apt.machine.versions() == {}
+    assert not apt.machine.path(SOURCE).exists()
+    assert not apt.machine.path(KEYRING).exists()
+
+
+def test_a_held_package_that_must_change_is_changed_and_held_again(apt: Apt) -> None:
+    both = ("demo-driver", "demo-library")
+    apt.set(packages=[{"name": name, "version": "1.0"} for name in both], hold=list(both))
+    result = apt.set(packages=[{"name": name, "version": "1.1"} for name in both], hold=list(both))
+    assert result["packages"]["demo-driver"] == {"before": "1.0-1", "after": "1.1-1"}
+    assert apt.machine.selections() == {"demo-driver": "hold", "demo-library": "hold"}
+    assert not apt.set(packages=[{"name": name, "version": "1.1"} for name in both], hold=list(both))["changed"]
+
+
+def test_a_package_held_by_somebody_else_is_not_changed_as_a_side_effect(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-driver", "version": "1.0"}, {"name": "demo-library", "version": "1.0"}])
+    apt.machine.run("apt-mark", "hold", "demo-library")
+    for check in (True, False):
+        result = apt.set(packages=[{"name": "demo-driver"}], allow_downgrade=False, check=check)
+        assert not result["changed"]  # any version will do
+        result = apt.set(packages=[{"name": "demo-driver", "version": "2.0"}], check=check)
+        assert result["failed"]
+        assert "demo-library" in result["msg"]
+        assert "held" in result["msg"]
+    assert apt.machine.versions()["demo-driver"] == "1.0-1"
+    assert apt.machine.selections() == {"demo-driver": "install", "demo-library": "hold"}
+
+
+def test_a_hold_on_something_that_will_not_be_there_is_found_before_anything_is_changed(apt: Apt) -> None:
+    result = apt.set(packages=[{"name": "demo-extra"}], hold=["demo-extra", "demo-exrta"])
+    assert "hold: demo-exrta is not installed, and not part of this set" in result["msg"]
+    assert apt.machine.versions() == {}
+
+
+def test_a_hold_is_lifted(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-extra"}], hold=["demo-extra"])
+    result = apt.set(unhold=["demo-*"])
+    assert result["held"] == ["demo-extra"]
+    assert apt.machine.selections() == {"demo-extra": "install"}
+    assert not apt.set(unhold=["demo-*"])["changed"]
+
+
+def test_a_downgrade_needs_permission(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-library", "version": "2.0"}])
+    for check in (True, False):
+        refused = apt.set(packages=[{"name": "demo-library", "version": "1.0"}], check=check)
+        assert refused["failed"]
+        assert "demo-library: 2.0-1 is installed, 1.0-1 is lower. Set allow_downgrade: true" in refused["msg"]
+    assert apt.set(packages=[{"name": "demo-library", "version": "1.0"}], allow_downgrade=True)["changed"]
+    assert apt.machine.versions() == {"demo-library": "1.0-1"}
+
+
+def test_a_removal_that_nobody_asked_for_is_refused(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-old"}])
+    for check in (True, False):
+        refused = apt.set(packages=[{"name": "demo-new"}], check=check)
+        assert refused["failed"]
+        assert "apt would also remove demo-old" in refused["msg"]
+    assert apt.machine.versions() == {"demo-old": "1.0-1"}
+    assert apt.set(packages=[{"name": "demo-new"}], may_remove=["demo-o*"])["changed"]
+    assert apt.machine.versions() == {"demo-new": "1.0-1"}
+
+
+def test_one_package_replaces_another_in_one_transaction(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-old"}])
+    wanted: dict[str, Any] = {
+        "packages": [{"name": "demo-new"}],
+        "absent": ["demo-ol?", "demo-never-there"],
+        "purge": True,
+    }
+    predicted = apt.set(check=True, **wanted)
+    real = apt.set(**wanted)
+    assert real["packages"] == {
+        "demo-new": {"before": None, "after": "1.0-1"},
+        "demo-old": {"before": "1.0-1", "after": None},
+    }
+    assert predicted["packages"] == real["packages"]
+    assert apt.machine.versions() == {"demo-new": "1.0-1"}
+    assert apt.machine.selections() == {"demo-new": "install"}  # purged: not even its configuration is left
+    assert not apt.set(**wanted)["changed"]
+
+
+def test_removal_takes_dependencies_along_only_when_told(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-driver", "version": "2.0"}])
+    apt.set(absent=["demo-driver"])
+    assert apt.machine.versions() == {"demo-library": "2.0-1"}
+    apt.set(packages=[{"name": "demo-driver", "version": "2.0"}])
+    apt.set(absent=["demo-driver"], autoremove=True)
+    assert apt.machine.versions() == {}
+
+
+def test_what_depends_on_a_removed_package_is_not_removed_silently(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-driver", "version": "2.0"}])
+    refused = apt.set(absent=["demo-library"])
+    assert "apt would also remove demo-driver" in refused["msg"]
+    assert len(apt.machine.versions()) == 2
+
+
+def test_recommended_packages_come_only_when_asked_for(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-plain"}])
+    assert apt.machine.versions() == {"demo-plain": "1.0-1"}
+    apt.machine.run("dpkg", "--purge", "demo-plain")
+    apt.set(packages=[{"name": "demo-plain"}], install_recommends=True)
+    assert apt.machine.versions() == {"demo-plain": "1.0-1", "demo-extra": "1.0-1"}
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_services_are_left_alone_during_the_transaction_when_told(apt: Apt, start: bool) -> None:
+    apt.set(packages=[{"name": "demo-service"}], start_services=start)
+    seen = apt.machine.path("/srv/seen").read_text()
+    assert ("exit 101" in seen) is not start
+    assert not apt.machine.path("/usr/sbin/policy-rc.d").exists()
+
+
+def test_a_service_policy_that_a_killed_run_has_left_is_removed(apt: Apt) -> None:
+    policy = apt.machine.path("/usr/sbin/policy-rc.d")
+    policy.write_text("#!/bin/sh\n# Written by apt_set for one transaction of process 999999999\nexit 101\n")
+    assert apt.set(repositories=[], check=True)["changed"]
+    assert policy.exists()
+    assert apt.set(repositories=[])["changed"]
+    assert not policy.exists()
+    assert not apt.set(repositories=[])["changed"]
+
+
+def test_an_operators_own_service_policy_is_not_touched(apt: Apt) -> None:
+    policy = apt.machine.path("/usr/sbin/policy-rc.d")
+    policy.write_text("#!/bin/sh\nexit 0\n")
+    apt.set(packages=[{"name": "demo-service"}], start_services=False)
+    assert policy.read_text() == "#!/bin/sh\nexit 0\n"
+
+
+def test_a_failing_package_script_is_reported_with_what_it_said_and_found_again_later(apt: Apt) -> None:
+    result = apt.set(packages=[{"name": "demo-broken"}])
+    assert result["failed"]
+    assert "error processing package demo-broken" in result["msg"]
+    again = apt.set(packages=[{"name": "demo-extra"}])
+    assert "dpkg was interrupted on this host: demo-broken is half-configured" in again["msg"]
+    assert "dpkg --configure -a" in again["msg"]
+
+
+def test_an_interrupted_dpkg_is_repaired_when_told(apt: Apt) -> None:
+    apt.set()
+    apt.machine.run("sh", "-c", "cd /srv && dpkg --unpack apt-set/demo-extra_1.0-1_all.deb")
+    refused = apt.set(packages=[{"name": "demo-plain"}])
+    assert "demo-extra is unpacked" in refused["msg"]
+    assert apt.set(packages=[{"name": "demo-plain"}], repair_interrupted=True)["changed"]
+    assert apt.machine.versions() == {"demo-extra": "1.0-1", "demo-plain": "1.0-1"}
+
+
+@pytest.mark.parametrize("path", ["/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"])
+def test_a_lock_that_is_not_released_is_reported_with_its_holder(apt: Apt, path: str) -> None:
+    with locked(apt.machine.path(path)):
+        began = time.monotonic()
+        result = apt.set(packages=[{"name": "demo-extra"}], lock_timeout=1)
+        assert 1 <= time.monotonic() - began < 10
+    assert result["failed"]
+    assert f"{path} is held by process {os.getpid()} (" in result["msg"]
+    assert "pytest" in result["msg"]
+    assert apt.machine.versions() == {}
+
+
+def test_a_lock_that_is_released_in_time_is_waited_for(apt: Apt) -> None:
+    script = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print(1, flush=True); time.sleep(2)"
+    )
+    path = apt.machine.path("/var/lib/dpkg/lock-frontend")
+    with subprocess.Popen(["/usr/bin/python3", "-c", script, path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        assert apt.set(packages=[{"name": "demo-extra"}], lock_timeout=60)["changed"]
+        assert holder.wait() == 0
+    assert apt.machine.versions() == {"demo-extra": "1.0-1"}
+
+
+class locked:  # noqa: N801 - reads as a verb
+    def __init__(self, path: Path) -> None:
+        self.stream = path.open("w")
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self.stream, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+
+@pytest.mark.parametrize("form", ["asc", "gpg"])
+@pytest.mark.parametrize("keyring", ["/usr/share/keyrings/demo.gpg", "/etc/apt/keyrings/demo.asc"])
+def test_a_key_is_accepted_in_either_form_and_stored_as_its_name_says(apt: Apt, form: str, keyring: str) -> None:
+    repository = apt.repository(key_url=f"file:/srv/good.{form}", signed_by=keyring)
+    result = apt.set(repositories=[repository], packages=[{"name": "demo-extra"}])
+    assert result["changed"], result
+    assert apt.machine.path(keyring).read_bytes().startswith(b"-----BEGIN PGP") is keyring.endswith(".asc")
+    assert not apt.set(repositories=[repository], packages=[{"name": "demo-extra"}])["changed"]
+    apt.machine.path(keyring).unlink()
+
+
+def test_a_key_with_another_fingerprint_is_refused_before_anything_is_written(apt: Apt) -> None:
+    for check in (True, False):
+        result = apt.set(
+            repositories=[apt.repository(key_url="file:/srv/other.asc")], packages=[{"name": "demo-extra"}], check=check
+        )
+        assert result["failed"]
+        assert f"file:/srv/other.asc: it holds the key {apt.other_key}; allowed: {apt.key}" in result["msg"]
+    assert not apt.machine.path(KEYRING).exists()
+    assert not apt.machine.path(SOURCE).exists()
+
+
+def test_a_keyring_with_an_extra_key_is_refused_and_replaced(apt: Apt) -> None:
+    apt.machine.run("sh", "-c", "cat /srv/good.gpg /srv/other.gpg > /srv/both.gpg")
+    refused = apt.set(repositories=[apt.repository(key_url="file:/srv/both.gpg")])
+    assert f"it holds the key {apt.other_key}" in refused["msg"]
+    apt.machine.path(KEYRING).write_bytes(apt.machine.path("/srv/both.gpg").read_bytes())
+    assert apt.set()["changed"]
+    assert apt.machine.path(KEYRING).read_bytes() == apt.machine.path("/srv/good.gpg").read_bytes()
+
+
+def test_a_repository_signed_by_another_key_is_not_used(apt: Apt) -> None:
+    repository = apt.repository(key_url="file:/srv/other.asc", key_fingerprints=[apt.other_key])
+    result = apt.set(repositories=[repository], packages=[{"name": "demo-extra"}])
+    assert result["failed"]
+    assert "NO_PUBKEY" in result["msg"]
+    assert "signature does not fit its key" in result["msg"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "<html>404</html>", "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n!!\n-----END PGP PUBLIC KEY BLOCK-----\n"],
+)
+def test_what_is_no_key_is_not_written(apt: Apt, content: str) -> None:
+    apt.machine.path("/srv/bad.asc").write_text(content)
+    result = apt.set(repositories=[apt.repository(key_url="file:/srv/bad.asc")])
+    assert "file:/srv/bad.asc: it is not an OpenPGP public key" in result["msg"]
+    assert not apt.machine.path(KEYRING).exists()
+
+
+def test_a_keyring_package_is_installed_and_its_own_source_file_removed(apt: Apt) -> None:
+    machine = apt.machine
+    ring, listing = "/usr/share/keyrings/demo-package.gpg", "/etc/apt/sources.list.d/demo-package.list"
+    contents: dict[str, str | bytes] = {
+        ring: machine.path("/srv/good.gpg").read_bytes(),
+        listing: f"deb [signed-by={ring}] file:{REPOSITORY} ./\n",
+    }
+    deb = str(build_package(machine, "demo-keyring", "1.1-1", where=Path("/srv"), files=contents))
+    checksum = machine.run("sha256sum", deb).stdout.split()[0]
+    package = {"name": "demo-keyring", "version": "1.1-1", "url": f"file:{deb}", "sha256": checksum}
+    repository = apt.repository(key_url=None, keyring_package=package, signed_by=ring)
+    wanted: dict[str, Any] = {
+        "repositories": [repository],
+        "stale_files": [listing],
+        "packages": [{"name": "demo-extra"}],
+    }
+    assert apt.set(check=True, **wanted)["packages"]["demo-extra"]["after"] == "1.0-1"
+    assert machine.versions() == {}
+    result = apt.set(**wanted)
+    assert result["changed"], result
+    assert machine.versions() == {"demo-extra": "1.0-1", "demo-keyring": "1.1-1"}
+    assert [path.name for path in machine.path("/etc/apt/sources.list.d").iterdir()] == ["demo.sources"]
+    assert not apt.set(**wanted)["changed"]
+
+    package["sha256"] = "0" * 64
+    machine.run("dpkg", "--purge", "demo-keyring")
+    refused = apt.set(**wanted)
+    assert f"file:{deb}: sha256 is {checksum}, expected {'0' * 64}" in refused["msg"]
+
+
+def test_a_second_declaration_of_the_repository_is_named_and_removed_as_stale(apt: Apt) -> None:
+    stale = apt.machine.path("/etc/apt/sources.list.d/old.list")
+    stale.write_text(f"deb [signed-by=/srv/other.gpg] file:{REPOSITORY} ./\n")
+    refused = apt.set(packages=[{"name": "demo-extra"}])
+    assert "Conflicting values set for option Signed-By" in refused["msg"]
+    assert "also in /etc/apt/sources.list.d/old.list" in refused["msg"]
+    assert apt.set(packages=[{"name": "demo-extra"}], stale_files=["/etc/apt/sources.list.d/old.list"])["changed"]
+    assert not stale.exists()
+
+
+def test_a_broken_repository_of_somebody_else_is_a_warning_and_a_broken_one_of_ours_an_error(apt: Apt) -> None:
+    apt.machine.path("/etc/apt/sources.list.d/foreign.list").write_text("deb [trusted=yes] file:/srv/nowhere ./\n")
+    result = apt.set(packages=[{"name": "demo-extra"}])
+    assert result["changed"], result
+    assert "/srv/nowhere" in str(result["warnings"])
+    broken = apt.repository(uris=["file:/srv/gone"])
+    result = apt.set(repositories=[broken], packages=[{"name": "demo-driver"}])
+    assert result["failed"]
+    assert "/srv/gone" in result["msg"]
+
+
+def test_lists_that_lack_the_wanted_version_are_fetched_again(apt: Apt) -> None:
+    apt.set(packages=[{"name": "demo-extra"}])
+    build_package(apt.machine, "demo-late", "1.0-1")
+    index(apt.machine, apt.key)
+    assert apt.set(packages=[{"name": "demo-late", "version": "1.0"}])["changed"]
+
+
+def test_an_unreachable_key_is_reported_with_its_address(apt: Apt) -> None:
+    result = apt.set(repositories=[apt.repository(key_url="http://127.0.0.1:9/key")])
+    assert "http://127.0.0.1:9/key: cannot be downloaded" in result["msg"]
+    assert not apt.machine.path(SOURCE).exists()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"repositories": [{"name": "a b"}]}, "missing required arguments"),
+        ({"repository": []}, "Unsupported parameters"),
+        ({"packages": [{"name": "x", "versoin": "1"}]}, "versoin"),
+        ({"packages": [{"name": "Bad Name"}]}, "'Bad Name' is not a package name"),
+        ({"packages": [{"name": "demo-x"}], "first": [{"name": "demo-x"}]}, "demo-x is named twice"),
+        ({"packages": [{"name": "demo-x"}], "absent": ["demo-*"]}, "absent: demo-x is also in packages"),
+        (
+            {"packages": [{"name": "demo-x"}], "hold": ["demo-*"], "unhold": ["demo-x"]},
+            "unhold: demo-x is also in hold",
+        ),
+        ({"hold": ["demo-none"]}, "hold: demo-none is not installed"),
+        ({"stale_files": ["etc/x"]}, "etc/x is not an absolute path"),
+    ],
+)
+def test_bad_input_is_named(apt: Apt, parameters: dict[str, Any], message: str) -> None:
+    parameters.setdefault("repositories", [])
+    result = apt.set(**parameters)
+    assert result["failed"]
+    assert message in result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "a b"}, "'a b' may hold letters"),
+        ({"suites": ["bookworm"]}, "components: missing"),
+        ({"components": ["main"]}, "leave them out"),
+        ({"signed_by": "/usr/share/keyrings/demo.key"}, "must be an absolute path that ends in .gpg or .asc"),
+        ({"key_fingerprints": ["3BF863CC"]}, "'3BF863CC' is not a whole fingerprint"),
+        (
+            {"keyring_package": {"name": "a", "version": "1", "url": "x"}},
+            "key_url and keyring_package: give one of them",
+        ),
+        ({"key_url": None}, "there is no such file; give key_url or keyring_package"),
+        ({"key_url": "ftp://x/key"}, "ftp://x/key: must begin with https://"),
+    ],
+)
+def test_a_bad_repository_is_named(apt: Apt, changes: dict[str, Any], message: str) -> None:
+    result = apt.set(repositories=[apt.repository(**changes)])
+    assert result["failed"]
+    assert message in result["msg"]
+    assert not apt.machine.path(SOURCE).exists()
