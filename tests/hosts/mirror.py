@@ -118,6 +118,7 @@ def up() -> str:
                 "/etc/nginx/sites-enabled/default": NGINX.encode(),
                 "/etc/docker/registry/config.yml": REGISTRY.encode(),
                 "/etc/systemd/system/getty@.service": b"",
+                "/etc/systemd/system/ssh.service": b"",  # nobody logs in here, and it has no host keys
                 "/etc/systemd/system/hub.service": HUB_UNIT.encode(),
                 "/etc/systemd/system/multi-user.target.wants/hub.service": HUB_UNIT.encode(),
             }
