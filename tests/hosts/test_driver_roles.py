@@ -45,7 +45,7 @@ class Bench:
         tools = Path(sys.executable).parent
         command = [
             *(str(tools / "ansible-playbook"), str(playbook)),
-            *("--inventory", str(REPOSITORY / "tests/hosts/molecule/inventory")),
+            *("--inventory", str(REPOSITORY / "inventories/demo/scenario.ini")),
             *("--extra-vars", json.dumps(variables)),
         ]
         environment = {

@@ -60,7 +60,7 @@ class Case:
             "ANSIBLE_NOCOLOR": "1",
             "MOLECULE_PROJECT_DIRECTORY": f"/{NAME}",
         }
-        inventory = REPOSITORY / "tests/hosts/molecule/inventory"
+        inventory = REPOSITORY / "inventories/demo/scenario.ini"
         started = time.monotonic()
         done = subprocess.run(
             [str(tools / "ansible-playbook"), f"--inventory={inventory}", f"--extra-vars=@{given}", str(playbook)],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.endpoint_check.files.probe_endpoint import Endpoint, Wait
+from plugins.module_utils.gpt_oss.probe_endpoint import Endpoint, Wait
 from simulator.build import local
 from tests.stand_ins.hub import content
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from plugins.filter.benchmark import traffic_shapes
-from roles.benchmark.files import run_benchmark
-from roles.benchmark.files.run_benchmark import Point, Shape, Target, judge, points, summary
+from plugins.module_utils.gpt_oss import run_benchmark
+from plugins.module_utils.gpt_oss.run_benchmark import Point, Shape, Target, judge, points, summary
 
 RECORDED = Path(__file__).with_name("recorded")
 SHORT = Shape("short", 128, 64, [2, 8], 2, 8, 1, True)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from roles.endpoint_check.files import probe_endpoint
-from roles.endpoint_check.files.probe_endpoint import Endpoint, Wait, run_probes
+from plugins.module_utils.gpt_oss import probe_endpoint
+from plugins.module_utils.gpt_oss.probe_endpoint import Endpoint, Wait, run_probes
 from serving_catalog.checks import Check
 from tests.simulator.conftest import MODEL, Server, Start, free_port
 from tests.simulator.test_lifecycle import TRTLLM, VLLM

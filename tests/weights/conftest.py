@@ -20,7 +20,7 @@ from tests.stand_ins.hub import content
 from tests.stand_ins.hub.server import Fault, Hub, State, make_state
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "roles" / "model_weights" / "files" / "fetch_weights.py"
+PROGRAM = ROOT / "plugins" / "module_utils" / "gpt_oss" / "fetch_weights.py"
 MODEL = "openai/gpt-oss-120b"
 SHARD = "model-00001-of-00002.safetensors"
 TOKEN = "hf_ThisIsNobodysToken0123456789"
