@@ -1,0 +1,95 @@
+"""What a stack made, and what an operation did to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from . import values
+from .values import Path
+
+Operation = Literal["create", "update", "replace", "delete", "same", "discard"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was done, or in a preview would be. `discard` forgets a resource and leaves the object."""
+
+    operation: Operation
+    type: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.name}"
+
+
+@dataclass
+class Entry:
+    """One resource, as the state remembers it."""
+
+    urn: str
+    type: str
+    name: str
+    custom: bool
+    parent: str = ""
+    provider: str = ""  # the provider's URN
+    dependencies: frozenset[str] = frozenset()
+    inputs: dict[str, Any] = field(default_factory=dict)
+    secrets: frozenset[Path] = frozenset()
+    outputs: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+    field_manager: str = ""
+    init_errors: tuple[str, ...] = ()
+    retain_on_delete: bool = False
+    protect: bool = False
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def output_secrets(self) -> frozenset[Path]:
+        """What is secret among the inputs is among the outputs; a Secret's strings come back as its data."""
+        data = {("data", *path[1:]) for path in self.secrets if path[0] == "stringData"}
+        return self.secrets | frozenset(data)
+
+
+@dataclass
+class State:
+    """The resources of a stack, in the order they were made."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    output_secrets: frozenset[Path] = frozenset()
+
+    def export(self) -> str:
+        """As it would be written down: secrets hidden."""
+        resources = [
+            {
+                "urn": entry.urn,
+                "inputs": values.hidden(entry.inputs, entry.secrets),
+                "outputs": values.hidden(entry.outputs, entry.output_secrets),
+                "initErrors": entry.init_errors,
+                "dependencies": sorted(entry.dependencies),
+            }
+            for entry in self.entries.values()
+        ]
+        return json.dumps({"resources": resources, "outputs": values.hidden(self.outputs, self.output_secrets)}, indent=2)
+
+    def reversed_order(self, urns: Iterable[str]) -> list[str]:
+        """These resources, each before everything that it needs."""
+        wanted, ordered, seen = set(urns), [], set()
+        dependents: dict[str, list[str]] = {}
+        for entry in self.entries.values():
+            for needed in {*entry.dependencies, entry.parent, entry.provider}:
+                dependents.setdefault(needed, []).append(entry.urn)
+
+        def visit(urn: str) -> None:
+            if urn not in seen:
+                seen.add(urn)
+                for dependent in dependents.get(urn, []):
+                    visit(dependent)
+                ordered.append(urn)
+
+        for urn in reversed(list(self.entries)):
+            visit(urn)
+        return [urn for urn in ordered if urn in wanted]
