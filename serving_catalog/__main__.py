@@ -1,4 +1,4 @@
-"""The catalog on the command line: `python -m serving_catalog targets`, `python -m serving_catalog plan …`."""
+"""The catalog on the command line: `targets`, `plan` for a host, `graph` for a namespace of Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from serving_catalog import CatalogError, PlanError, ServeRequest, load_catalog, parse_overrides, plan_host
+from serving_catalog import (
+    CatalogError,
+    PlanError,
+    ServeRequest,
+    graph_request_from,
+    load_catalog,
+    overrides_from_mapping,
+    parse_overrides,
+    plan_graph,
+    plan_host,
+)
 from serving_catalog.docker import paste
+from serving_catalog.graphs.render import STEPS, as_json, as_yaml
+from serving_catalog.loading import read_yaml
 from serving_catalog.targets import as_markdown, as_table, list_targets
 
 # Bad input, as argparse has it too.
@@ -22,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was asked for; 0, or 2 with every problem on standard error."""
     asked = _parser().parse_args(arguments)
     try:
-        print(_targets(asked) if asked.command == "targets" else _plan(asked), end="")
+        print({"targets": _targets, "plan": _plan, "graph": _graph}[asked.command](asked), end="")
     except PlanError as error:
         for problem in error.problems:
             print(f"serving_catalog: {problem}", file=sys.stderr)
@@ -67,6 +80,96 @@ def _plan(asked: argparse.Namespace) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
+def _graph(asked: argparse.Namespace) -> str:
+    catalog = load_catalog(asked.overlay)
+    values = _settings_file(asked.settings)
+    values["target"] = asked.target
+    for path, value in _graph_settings(asked).items():
+        *sections, name = path.split(".")
+        here = values
+        for section in sections:
+            here = here.setdefault(section, {})
+        here[name] = value
+    values["overrides"] = [
+        override.model_dump()
+        for override in (*overrides_from_mapping(values.pop("set", None) or {}), *parse_overrides(asked.set))
+    ]
+    request = graph_request_from(values)
+    if asked.step is None and request.endpoint_wait_seconds is None:
+        # Applied all at once, the smoke test is there before the model is.
+        times = catalog.dynamo.times
+        load = request.load_timeout_seconds or times.load_seconds
+        download = request.download_timeout_seconds or times.download_seconds
+        wait = download + load + times.start_seconds + times.endpoint_seconds
+        request = request.model_copy(update={"endpoint_wait_seconds": wait})
+    plan = plan_graph(request, catalog)
+    if asked.step == "benchmark" and plan.benchmark is None:
+        raise PlanError(["step: 'benchmark' without a benchmark; add --benchmark RUN_ID"])
+    return as_yaml(plan, asked.step) if asked.format == "yaml" else as_json(plan, asked.step)
+
+
+def _settings_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    if not file.is_file():
+        raise PlanError([f"settings: {str(file)!r} is not a file"])
+    return read_yaml(file)
+
+
+def _graph_settings(asked: argparse.Namespace) -> dict[str, Any]:
+    """What was said on the command line, by its path in a GraphRequest."""
+    said: dict[str, Any] = {
+        "name": asked.name,
+        "namespace": asked.namespace,
+        "model": asked.model,
+        "gpu": asked.gpu,
+        "release": asked.release,
+        "replicas": _counts(asked.replicas) or None,
+        "model_cache.claim": asked.claim,
+        "model_cache.existing": True if asked.existing_claim else None,
+        "model_cache.storage_class": asked.storage_class,
+        "model_cache.access_mode": asked.access_mode,
+        "model_cache.size": asked.size,
+        "pull_secrets": asked.pull_secret or None,
+        "image_registry": asked.image_registry,
+        "tools_image": asked.tools_image,
+        "hub_endpoint": asked.hub_endpoint,
+        "package_index": asked.package_index,
+        "placement.node_selector": _pairs("node-selector", asked.node_selector) or None,
+        "labels": _pairs("label", asked.label) or None,
+        "annotations": _pairs("annotation", asked.annotation) or None,
+        "rollout": asked.rollout,
+        "network_policy": True if asked.network_policy else None,
+        "router_mode": asked.router_mode,
+        "benchmark.run_id": asked.benchmark,
+        "benchmark.as_published": True if asked.as_published else None,
+    }
+    values = {path: value for path, value in said.items() if value is not None}
+    if asked.no_hf_token:
+        values["hf_token_secret"] = None
+    elif asked.hf_token_secret is not None:
+        name, _, key = asked.hf_token_secret.partition("/")
+        values["hf_token_secret"] = {"name": name, **({"key": key} if key else {})}
+    return values
+
+
+def _pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
+    wrong = [word for word in words if "=" not in word]
+    if wrong:
+        raise PlanError([f"{flag}: {word!r} is not KEY=VALUE" for word in wrong])
+    return dict(word.split("=", 1) for word in words)
+
+
+def _counts(words: Sequence[str]) -> dict[str, int]:
+    pairs = _pairs("replicas", words)
+    wrong = {component: count for component, count in pairs.items() if not count.isdigit()}
+    if wrong:
+        raise PlanError(
+            [f"replicas: {c}={n!r} is not COMPONENT=NUMBER, for example worker=2" for c, n in wrong.items()]
+        )
+    return {component: int(count) for component, count in pairs.items()}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m serving_catalog", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -96,7 +199,57 @@ def _parser() -> argparse.ArgumentParser:
         help="override a setting, for example max_batch_size=32 or environment.NCCL_DEBUG=INFO; may be repeated",
     )
     plan.add_argument("--format", choices=("json", "yaml", "docker"), default="json")
+    _add_graph(commands.add_parser("graph", parents=[overlay], help="print the Kubernetes manifests of one target"))
     return parser
+
+
+def _add_graph(graph: argparse.ArgumentParser) -> None:
+    graph.add_argument("target", metavar="TARGET", help="for example gb200-agg; `targets` lists them")
+    graph.add_argument("--format", choices=("yaml", "json"), default="yaml")
+    graph.add_argument("--step", choices=STEPS, help="only what one step applies; default: everything")
+    graph.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="YAML with any setting of a GraphRequest, and `set` with engine options; flags win over it",
+    )
+    add = graph.add_argument
+    add("--name", help="of the graph; default: the target's")
+    add("--namespace", help="default: gpt-oss")
+    add("--model", help="default: gpt-oss-120b")
+    add("--gpu", help="what the cluster has; only checked against the target")
+    add("--release", help="of Dynamo; default: the catalog's")
+    add("--replicas", action="append", default=[], metavar="COMPONENT=N", help="for example worker=2; may be repeated")
+    add("--claim", help="of the model cache; default: model-cache")
+    add("--existing-claim", action="store_true", help="the claim is there already")
+    add("--storage-class")
+    add("--access-mode", help="default: ReadWriteMany")
+    add("--size", help="of the model cache, for example 200Gi")
+    add("--hf-token-secret", metavar="NAME/KEY", help="default: hf-token-secret/HF_TOKEN")
+    add("--no-hf-token", action="store_true", help="the download needs no token, as from a mirror")
+    add("--pull-secret", action="append", default=[], metavar="NAME", help="may be repeated")
+    add("--image-registry", metavar="HOST", help="where every image comes from instead")
+    add("--tools-image", help="of the Jobs")
+    add("--hub-endpoint", metavar="URL", help="a mirror of the Hugging Face Hub")
+    add("--package-index", metavar="URL", help="a mirror of PyPI, for the Jobs' tools")
+    add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="of GPU pods; may be repeated")
+    add("--label", action="append", default=[], metavar="KEY=VALUE", help="of all objects; may be repeated")
+    add("--annotation", action="append", default=[], metavar="KEY=VALUE", help="of all objects; may be repeated")
+    add(
+        "--rollout", choices=("in_place", "blue_green", "recreate"), help="default: in_place, which needs no spare GPUs"
+    )
+    add("--network-policy", action="store_true")
+    add("--router-mode")
+    add("--benchmark", metavar="RUN_ID", help="add a benchmark; another id runs it again")
+    add("--as-published", action="store_true", help="with the published recipe's own count of GPUs")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="COMPONENT.PATH=VALUE",
+        help="override an engine option, for example prefill.max_batch_size=32 or worker.environment.NCCL_DEBUG=INFO; "
+        "may be repeated",
+    )
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ from pydantic import JsonValue, ValidationError, model_validator
 
 from serving_catalog.entries import Encoding, Engine, Gpu, Model, Packages, Part, Platform, Releases, Traffic
 from serving_catalog.errors import CatalogError, nearest
+from serving_catalog.graphs.entries import Dynamo, GraphTarget
 
 DATA = Path(__file__).parent / "data"
 
 # An overlay may hold these, and files under engines/ and schemas/.
-SINGLE_FILES = ("models", "encodings", "gpus", "platforms", "packages", "releases", "traffic")
+SINGLE_FILES = ("models", "encodings", "gpus", "platforms", "packages", "releases", "traffic", "dynamo", "graphs")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -36,6 +37,8 @@ class Catalog(Part):
     releases: Releases
     traffic: Mapping[str, Traffic]
     engines: Mapping[str, Engine]
+    dynamo: Dynamo
+    graphs: Mapping[str, GraphTarget]
 
     @model_validator(mode="after")
     def _names_resolve(self) -> Self:
@@ -50,6 +53,11 @@ class Catalog(Part):
             for release_name, release in engine.releases.items():
                 where = f"engines.{engine_name}.releases.{release_name}.profiles.{{}}.traffic"
                 problems += _missing(where, {n: p.traffic for n, p in release.profiles.items()}, self.traffic)
+        problems += [
+            f"graphs.{name}.gpu: {target.gpu!r} is not one of: {', '.join(self.gpus)}"
+            for name, target in self.graphs.items()
+            if target.gpu not in self.gpus
+        ]
         problems += _claimed_twice("name", [name for gpu in self.gpus.values() for name in gpu.names])
         problems += _claimed_twice("PCI device id", [i for gpu in self.gpus.values() for i in gpu.pci_device_ids])
         if problems:

@@ -20,11 +20,10 @@ from serving_catalog.overrides import Overrides, resolve_overrides
 from serving_catalog.plans import (
     HostPlan,
     PlannedCache,
-    PlannedEncoding,
-    PlannedModel,
     Process,
     ServeRequest,
     hash_of,
+    planned_model,
 )
 from serving_catalog.schema import EngineSchema, load_schema
 from serving_catalog.settings import option_problems, profile_settings, rendered
@@ -67,7 +66,7 @@ def plan_host(request: ServeRequest, catalog: Catalog) -> HostPlan:
         problems = memory_problem(request, chosen.engine, chosen.gpu, chosen.model, chosen.gpus_per_process, settings)
     if problems:
         raise PlanError(list(dict.fromkeys(problems)))
-    planned_model = _planned_model(request.model, chosen.model, catalog)
+    model = planned_model(request.model, chosen.model, catalog.encodings)
     processes = tuple(
         _process(request, chosen, index, flags, options, environment, whole_host=count == 1) for index in range(count)
     )
@@ -79,7 +78,7 @@ def plan_host(request: ServeRequest, catalog: Catalog) -> HostPlan:
         gpu=request.gpu,
         gpu_count=request.gpu_count,
         platform=None if request.platform == "auto" else request.platform,
-        model=planned_model,
+        model=model,
         image=chosen.release.image,
         image_bytes=chosen.release.image_bytes,
         image_architectures=chosen.release.architectures,
@@ -90,7 +89,7 @@ def plan_host(request: ServeRequest, catalog: Catalog) -> HostPlan:
         processes=processes,
         traffic=chosen.profile.traffic,
         notes=_notes(chosen, overrides),
-        plan_hash=hash_of(planned_model, processes),
+        plan_hash=hash_of(model, processes),
     )
 
 
@@ -287,26 +286,6 @@ def _process(
     )
     form = guide_form if release.paste == "guide" else local_form
     return process.model_copy(update={"docker_run": form(process, whole_host)})
-
-
-def _planned_model(name: str, model: Model, catalog: Catalog) -> PlannedModel:
-    return PlannedModel(
-        name=name,
-        repository=model.repository,
-        revision=model.revision,
-        size_bytes=model.size_bytes,
-        ignore_patterns=model.ignore_patterns,
-        context_length=model.context_length,
-        encodings=tuple(
-            PlannedEncoding(
-                file=catalog.encodings[key].file,
-                url=catalog.encodings[key].url,
-                sha256=catalog.encodings[key].sha256,
-                size_bytes=catalog.encodings[key].size_bytes,
-            )
-            for key in model.encodings
-        ),
-    )
 
 
 def _notes(chosen: _Chosen, overrides: Overrides) -> tuple[str, ...]:

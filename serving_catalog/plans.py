@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import JsonValue, ValidationError, computed_field
 
-from serving_catalog.entries import Part
+from serving_catalog.entries import Encoding, Model, Part
 from serving_catalog.errors import PlanError
 
 
@@ -64,6 +64,27 @@ class PlannedModel(Part):
     ignore_patterns: tuple[str, ...]
     context_length: int
     encodings: tuple[PlannedEncoding, ...]
+
+
+def planned_model(name: str, model: Model, encodings: Mapping[str, Encoding]) -> PlannedModel:
+    """A model with everything that must be brought for it."""
+    return PlannedModel(
+        name=name,
+        repository=model.repository,
+        revision=model.revision,
+        size_bytes=model.size_bytes,
+        ignore_patterns=model.ignore_patterns,
+        context_length=model.context_length,
+        encodings=tuple(
+            PlannedEncoding(
+                file=encodings[key].file,
+                url=encodings[key].url,
+                sha256=encodings[key].sha256,
+                size_bytes=encodings[key].size_bytes,
+            )
+            for key in model.encodings
+        ),
+    )
 
 
 class PlannedCache(Part):

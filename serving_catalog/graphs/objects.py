@@ -119,6 +119,11 @@ class ContainerSecurity(KubernetesPart):
     seccomp_profile: SeccompProfile | None = None
 
 
+class Sysctl(KubernetesPart):
+    name: str
+    value: str
+
+
 class PodSecurity(KubernetesPart):
     run_as_non_root: bool | None = None
     run_as_user: int | None = None
@@ -126,6 +131,7 @@ class PodSecurity(KubernetesPart):
     fs_group: int | None = None
     fs_group_change_policy: Literal["OnRootMismatch", "Always"] | None = None
     seccomp_profile: SeccompProfile | None = None
+    sysctls: tuple[Sysctl, ...] = ()
 
 
 class HttpGet(KubernetesPart):
@@ -307,8 +313,32 @@ class PersistentVolumeClaim(Resource):
     spec: ClaimSpec
 
 
+class ExitCodes(KubernetesPart):
+    operator: Literal["In", "NotIn"]
+    values: tuple[int, ...]
+    container_name: str | None = None
+
+
+class PodCondition(KubernetesPart):
+    type: str
+    status: Literal["True", "False", "Unknown"] = "True"
+
+
+class PodFailureRule(KubernetesPart):
+    """What a Job does about a failed pod: exactly one of the two says which pods."""
+
+    action: Literal["FailJob", "Ignore", "Count"]
+    on_exit_codes: ExitCodes | None = None
+    on_pod_conditions: tuple[PodCondition, ...] = ()
+
+
+class PodFailurePolicy(KubernetesPart):
+    rules: tuple[PodFailureRule, ...]
+
+
 class JobSpec(KubernetesPart):
     backoff_limit: int | None = None
+    pod_failure_policy: PodFailurePolicy | None = None
     active_deadline_seconds: int | None = None
     completions: int | None = None
     parallelism: int | None = None
@@ -382,7 +412,6 @@ class GraphSpec(KubernetesPart):
     components: tuple[GraphComponent, ...]
     annotations: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
-    priority_class_name: str | None = None
 
 
 class DynamoGraphDeployment(Resource):

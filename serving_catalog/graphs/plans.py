@@ -65,7 +65,7 @@ class PlannedBenchmark(Part):
     run_id: str
     gpus: int
     traffic: PlannedTraffic
-    within_seconds: int
+    within_seconds: int  # the wait for the endpoint included
     artifacts: str  # directory on the model cache
 
 
@@ -95,7 +95,8 @@ class JobContext(Part):
     gpus: int
     benchmark: PlannedBenchmark | None
     download_within_seconds: int
-    smoke_within_seconds: int
+    endpoint_wait_seconds: int  # how long smoke test and benchmark wait for the endpoint before they begin
+    smoke_within_seconds: int  # the wait included
 
 
 class RequiredNodes(Part):
@@ -132,11 +133,11 @@ class GraphPlan(Part):
     claim_name: str
     token: TokenKey | None
     pull_secrets: tuple[str, ...]
-    programs: ConfigMap
-    download: Job
+    programs: ConfigMap | None  # the Jobs are None until they are rendered
+    download: Job | None
     engine_config: ConfigMap
     graph: DynamoGraphDeployment
-    smoke: Job
+    smoke: Job | None
     benchmark: Job | None
     network_policies: tuple[NetworkPolicy, ...]
     job_context: JobContext
@@ -159,10 +160,7 @@ class GraphPlan(Part):
         yield from self.network_policies
         if self.claim is not None:
             yield self.claim
-        yield self.programs
-        yield self.download
+        yield from filter(None, (self.programs, self.download))
         yield self.engine_config
         yield self.graph
-        yield self.smoke
-        if self.benchmark is not None:
-            yield self.benchmark
+        yield from filter(None, (self.smoke, self.benchmark))

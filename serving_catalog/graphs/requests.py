@@ -9,13 +9,12 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, StringConstraints, ValidationError
 
 from serving_catalog.entries import Count, EnvironmentName, Part, Seconds, Text, Url
-from serving_catalog.errors import PlanError
+from serving_catalog.errors import PlanError, nearest
+from serving_catalog.graphs.entries import Effect, Quantity, RouterMode
 from serving_catalog.plans import Override
 
 Rollout = Literal["in_place", "blue_green", "recreate"]
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany"]
-RouterMode = Literal["round-robin", "random", "kv", "direct", "least-loaded"]
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")]
 
 
 class ModelCacheRequest(Part):
@@ -32,27 +31,31 @@ class ModelCacheRequest(Part):
 
 
 class SecretKeyRequest(Part):
-    """A key of a Secret in the namespace."""
+    """A key of a Secret in the namespace. Neither is guessed: the wrong key is found out only when a Job fails."""
 
-    name: Text = "hf-token-secret"
-    key: Annotated[str, StringConstraints(min_length=1, pattern=r"^[-._a-zA-Z0-9]+$")] = "HF_TOKEN"
+    name: Text
+    key: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$")]
 
 
 class TolerationRequest(Part):
     key: Text | None = None
     operator: Literal["Exists", "Equal"] = "Exists"
     value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    effect: Effect | None = None
 
 
 class PlacementRequest(Part):
-    """Where GPU pods go, beyond what the target needs of a node.
+    """Where pods go, beyond what the target needs of a node.
 
-    node_selector is added to the target's own; tolerations given here replace the target's.
+    node_selector is added to the GPU pods' own; tolerations given here replace the target's.
+    gpu_products: values of the node label nvidia.com/gpu.product that will do; empty where nodes have no such label.
+    gpu_nodes_for_all: frontend and Jobs may run on the GPU nodes too, for clusters that have no others.
     """
 
     node_selector: Mapping[Text, str] = {}
     tolerations: tuple[TolerationRequest, ...] | None = None
+    gpu_products: tuple[Text, ...] | None = None
+    gpu_nodes_for_all: bool = False
     priority_class: Text | None = None
     scheduler_name: Text | None = None
 
@@ -86,17 +89,22 @@ class BenchmarkRequest(Part):
 
 
 class GraphRequest(Part):
-    """This target, in this namespace, with these settings. None means the target's or the catalog's default."""
+    """This target, in this namespace, with these settings. None means the target's or the catalog's default.
+
+    gpu is only checked against the target's. endpoint_wait_seconds: how long smoke test and benchmark wait for the
+    endpoint; the default is for a graph that is Ready already.
+    """
 
     target: Text
     name: Text | None = None
     namespace: Text = "gpt-oss"
     model: Text = "gpt-oss-120b"
+    gpu: Text | None = None
     release: Text | None = None
     replicas: Mapping[str, Annotated[int, Field(ge=0)]] = {}
     overrides: tuple[Override, ...] = ()
     model_cache: ModelCacheRequest = ModelCacheRequest()
-    hf_token_secret: SecretKeyRequest | None = SecretKeyRequest()
+    hf_token_secret: SecretKeyRequest | None = SecretKeyRequest(name="hf-token-secret", key="HF_TOKEN")
     pull_secrets: tuple[Text, ...] = ()
     image: Text | None = None
     runtime_version: Text | None = None
@@ -114,6 +122,8 @@ class GraphRequest(Part):
     router_mode: RouterMode | None = None
     benchmark: BenchmarkRequest | None = None
     load_timeout_seconds: Seconds | None = None
+    download_timeout_seconds: Seconds | None = None
+    endpoint_wait_seconds: Seconds | None = None
 
 
 def graph_request_from(values: Mapping[str, JsonValue]) -> GraphRequest:
@@ -121,9 +131,39 @@ def graph_request_from(values: Mapping[str, JsonValue]) -> GraphRequest:
     try:
         return GraphRequest.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise PlanError(
-            [f"{'.'.join(map(str, e['loc']))}: {_shown(e['input'])}{e['msg']}" for e in error.errors()]
-        ) from None
+        raise PlanError([_problem(e["type"], e["loc"], e["input"], e["msg"]) for e in error.errors()]) from None
+
+
+def _problem(kind: str, location: tuple[int | str, ...], value: object, message: str) -> str:
+    path = ".".join(map(str, location))
+    if kind == "extra_forbidden":
+        known = _fields(location[:-1])
+        return f"{path}: there is no such setting{nearest(str(location[-1]), known)}; allowed: {', '.join(known)}"
+    if kind == "missing":
+        return f"{path}: is missing; it has no default"
+    return f"{path}: {_shown(value)}{message}"
+
+
+def _fields(location: tuple[int | str, ...]) -> list[str]:
+    """The names that a part of the request takes."""
+    part: type[Part] = GraphRequest
+    for word in location:
+        inner = _PARTS.get(str(word))
+        if inner is not None:
+            part = inner
+    return list(part.model_fields)
+
+
+_PARTS: Mapping[str, type[Part]] = {
+    "model_cache": ModelCacheRequest,
+    "hf_token_secret": SecretKeyRequest,
+    "placement": PlacementRequest,
+    "tolerations": TolerationRequest,
+    "resources": ComponentResources,
+    "benchmark": BenchmarkRequest,
+    "traffic": TrafficRequest,
+    "overrides": Override,
+}
 
 
 def _shown(value: object) -> str:
