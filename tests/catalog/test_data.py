@@ -92,8 +92,8 @@ def test_an_entry_without_a_source_is_refused(overlay: OverlayWriter, entry: str
             {"engines/vllm": {"default_release": "9.9.9"}},
             "engines.vllm: Value error, default_release: '9.9.9' is not one of releases: 0.31.0, 0.22.0",
         ),
-        ({"engines/sglang": {}}, "engines/sglang.yml: the catalog has no file of this name; allowed: dynamo.yml, encodings.yml, "),
-        ({"gpu": {}}, "gpu.yml: the catalog has no file of this name; allowed: dynamo.yml, encodings.yml, "),
+        ({"engines/sglang": {}}, "engines/sglang.yml: the catalog has no file of this name; allowed: dynamo.yml, "),
+        ({"gpu": {}}, "gpu.yml: the catalog has no file of this name; allowed: dynamo.yml, "),
     ],
 )
 def test_bad_data_is_refused(overlay: OverlayWriter, files: dict[str, Any], message: str) -> None:
