@@ -31,11 +31,15 @@ _IMMUTABLE: Mapping[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("rbac.authorization.k8s.io/v1", "RoleBinding"): (("roleRef",),),
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): (("roleRef",),),
 }
-_SUFFIXES = {"m": Decimal("0.001"), "": Decimal(1)} | {
-    f"{letter}{i}": Decimal(base) ** power
-    for i, base in (("", 1000), ("i", 1024))
-    for power, letter in enumerate("kMGTPE", start=1)
-} | {"Ki": Decimal(1024)}
+_SUFFIXES = (
+    {"m": Decimal("0.001"), "": Decimal(1)}
+    | {
+        f"{letter}{i}": Decimal(base) ** power
+        for i, base in (("", 1000), ("i", 1024))
+        for power, letter in enumerate("kMGTPE", start=1)
+    }
+    | {"Ki": Decimal(1024)}
+)
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[kMGTPE]|[KMGTPE]i)?")
 
 

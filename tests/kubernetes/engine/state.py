@@ -73,7 +73,9 @@ class State:
             }
             for entry in self.entries.values()
         ]
-        return json.dumps({"resources": resources, "outputs": values.hidden(self.outputs, self.output_secrets)}, indent=2)
+        return json.dumps(
+            {"resources": resources, "outputs": values.hidden(self.outputs, self.output_secrets)}, indent=2
+        )
 
     def reversed_order(self, urns: Iterable[str]) -> list[str]:
         """These resources, each before everything that it needs."""
