@@ -23,6 +23,8 @@ from serving_catalog import (
     plan_host,
 )
 from serving_catalog.docker import paste
+from serving_catalog.graphs.listing import as_table as graphs_as_table
+from serving_catalog.graphs.listing import list_graphs
 from serving_catalog.graphs.render import STEPS, as_json, as_yaml
 from serving_catalog.loading import read_yaml
 from serving_catalog.targets import as_markdown, as_table, list_targets
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was asked for; 0, or 2 with every problem on standard error."""
     asked = _parser().parse_args(arguments)
     try:
-        print({"targets": _targets, "plan": _plan, "graph": _graph}[asked.command](asked), end="")
+        print({"targets": _targets, "plan": _plan, "graphs": _graphs, "graph": _graph}[asked.command](asked), end="")
     except PlanError as error:
         for problem in error.problems:
             print(f"serving_catalog: {problem}", file=sys.stderr)
@@ -78,6 +80,13 @@ def _plan(asked: argparse.Namespace) -> str:
     if asked.format == "yaml":
         return str(yaml.safe_dump(data, sort_keys=False))
     return json.dumps(data, indent=2) + "\n"
+
+
+def _graphs(asked: argparse.Namespace) -> str:
+    rows = list_graphs(load_catalog(asked.overlay))
+    if asked.format == "json":
+        return json.dumps([row.model_dump(mode="json") for row in rows], indent=2) + "\n"
+    return graphs_as_table(rows) + "\n"
 
 
 def _graph(asked: argparse.Namespace) -> str:
@@ -199,12 +208,14 @@ def _parser() -> argparse.ArgumentParser:
         help="override a setting, for example max_batch_size=32 or environment.NCCL_DEBUG=INFO; may be repeated",
     )
     plan.add_argument("--format", choices=("json", "yaml", "docker"), default="json")
+    graphs = commands.add_parser("graphs", parents=[overlay], help="list every target for Kubernetes")
+    graphs.add_argument("--format", choices=("table", "json"), default="table")
     _add_graph(commands.add_parser("graph", parents=[overlay], help="print the Kubernetes manifests of one target"))
     return parser
 
 
 def _add_graph(graph: argparse.ArgumentParser) -> None:
-    graph.add_argument("target", metavar="TARGET", help="for example gb200-agg; `targets` lists them")
+    graph.add_argument("target", metavar="TARGET", help="for example gb200-agg; `graphs` lists them")
     graph.add_argument("--format", choices=("yaml", "json"), default="yaml")
     graph.add_argument("--step", choices=STEPS, help="only what one step applies; default: everything")
     graph.add_argument(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from serving_catalog.entries import Engine, EngineRelease, Part
+from serving_catalog.graphs.listing import as_markdown as graphs_as_markdown
 from serving_catalog.loading import Catalog
 from serving_catalog.planning import plan_host
 from serving_catalog.plans import HostPlan, ServeRequest
@@ -166,6 +167,7 @@ def as_markdown(targets: Sequence[Target], catalog: Catalog) -> str:
                 parts.append(
                     "\n".join(["| GPUs | Servers | Parallelism | MoE | Batch |", "|---|---|---|---|---|", *rows]) + "\n"
                 )
+    parts.append(graphs_as_markdown(catalog))
     parts.append(_models(catalog))
     parts.append(_gpus(catalog))
     return "\n".join(parts)
