@@ -1,0 +1,44 @@
+"""The model cache: a claim, and the Job that fills it once."""
+
+from __future__ import annotations
+
+import pulumi_kubernetes as kubernetes
+from components.objects import kept, kubernetes_object, timeouts
+
+import pulumi
+from pulumi import ResourceOptions
+from serving_catalog.graphs import GraphPlan
+
+
+class ModelCache(pulumi.ComponentResource):
+    """The claim, made or used, with verified weights and encodings on it."""
+
+    claim: pulumi.CustomResource | None
+    programs: pulumi.CustomResource
+    download: pulumi.CustomResource
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        plan: GraphPlan,
+        keeper: kubernetes.Provider | None,
+        on_failure: pulumi.ResourceHookBinding,
+        opts: ResourceOptions,
+    ) -> None:
+        super().__init__("gpt-oss:components:ModelCache", name, {}, opts)
+        self.claim = kubernetes_object("claim", plan.claim, kept(self, keeper)) if plan.claim is not None else None
+        self.programs = kubernetes_object("programs", plan.programs, ResourceOptions(parent=self))
+        self.download = kubernetes_object(
+            "download",
+            plan.download,
+            ResourceOptions(
+                parent=self,
+                depends_on=[*([self.claim] if self.claim is not None else []), self.programs],
+                custom_timeouts=timeouts(plan.download_within_seconds),
+                hooks=on_failure,
+            ),
+            # A download that failed is made anew by the next up, and goes on where it was.
+            {"pulumi.com/replaceUnready": "true"},
+        )
+        self.register_outputs({"claim": plan.claim_name})
