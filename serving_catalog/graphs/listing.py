@@ -76,8 +76,8 @@ def as_markdown(catalog: Catalog) -> str:
     dynamo = catalog.dynamo
     parts = [
         "## Kubernetes\n",
-        "What `pulumi up` and `python -m serving_catalog graph TARGET` deploy with NVIDIA Dynamo. Settings are overridden "
-        "with\n`--set COMPONENT.PATH=VALUE`, for example `--set worker.max_batch_size=640`.\n",
+        "What `pulumi up` and `python -m serving_catalog graph TARGET` deploy with NVIDIA Dynamo. "
+        "Settings are overridden with\n`--set COMPONENT.PATH=VALUE`, for example `--set worker.max_batch_size=640`.\n",
         "| Target | GPUs | Engine | Workers | Benchmark |",
         "|---|---|---|---|---|",
         *(
@@ -99,14 +99,23 @@ def as_markdown(catalog: Catalog) -> str:
         f"The default is `{dynamo.default_release}`. Graphs are {API_VERSION}: releases without it cannot be chosen.\n",
         "| Release | Date | TensorRT-LLM | vLLM | Graphs | NATS by default | Workarounds |",
         "|---|---|---|---|---|---|---|",
-        *(
-            f"| `{name}` | {release.date} | {release.engines['tensorrt_llm'].version} "
-            f"| {release.engines['vllm'].version} | {', '.join(release.graph_versions)} | {'yes' if release.nats_by_default else 'no'} "
-            f"| {', '.join(_workaround(catalog, key) for key in release.workarounds) or '-'} |"
-            for name, release in dynamo.releases.items()
-        ),
+        *(_release(name, catalog) for name in dynamo.releases),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _release(name: str, catalog: Catalog) -> str:
+    release = catalog.dynamo.releases[name]
+    columns = (
+        f"`{name}`",
+        release.date,
+        release.engines["tensorrt_llm"].version,
+        release.engines["vllm"].version,
+        ", ".join(release.graph_versions),
+        "yes" if release.nats_by_default else "no",
+        ", ".join(_workaround(catalog, key) for key in release.workarounds) or "-",
+    )
+    return f"| {' | '.join(columns)} |"
 
 
 def _workaround(catalog: Catalog, key: str) -> str:
