@@ -131,10 +131,33 @@ class Settings(Part):
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-def settings_from(values: Mapping[str, str], secrets: Collection[str], project: str) -> Settings:
-    """Settings from the engine's `project:key` texts; `secrets` are the keys whose values are encrypted."""
+def read(
+    values: Mapping[str, str], secrets: Collection[str], project: str, stack: str
+) -> tuple[Settings, Catalog, GraphPlan]:
+    """Settings and plan from the engine's `project:key` texts, or one error that lists everything wrong.
+
+    `secrets` are the keys whose values are encrypted, `stack` the identity that objects carry.
+    """
+    settings, problems = _settings(values, secrets, project)
+    catalog = catalog_of(settings)
+    try:
+        plan = plan_of(settings, catalog, stack)
+    except SettingsError as error:
+        said = {_subject(problem) for problem in problems}
+        raise SettingsError([*problems, *(each for each in error.problems if _subject(each) not in said)]) from None
+    if problems:
+        raise SettingsError(problems)
+    return settings, catalog, plan
+
+
+def _subject(problem: str) -> str:
+    return re.split(r"[.:]", problem, maxsplit=1)[0]
+
+
+def _settings(values: Mapping[str, str], secrets: Collection[str], project: str) -> tuple[Settings, list[str]]:
+    """The settings, and what is wrong with them; an error where they are not even typed right."""
     problems: list[str] = []
-    read: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     for name, text in sorted(values.items()):
         namespace, _, key = name.partition(":")
         if namespace != project:
@@ -156,18 +179,16 @@ def settings_from(values: Mapping[str, str], secrets: Collection[str], project: 
             )
         else:
             try:
-                read[key] = _parsed(key, text)
+                typed[key] = _parsed(key, text)
             except ValueError as error:
                 problems.append(f"{key}: {text!r} is not {error}")
     try:
-        settings = Settings.model_validate_json(json.dumps(read))
+        settings = Settings.model_validate_json(json.dumps(typed))
     except ValidationError as error:
-        problems += [_said(detail) for detail in error.errors()]
-        raise SettingsError(problems) from None
-    problems += combination_problems(settings)
-    if problems:
-        raise SettingsError(problems)
-    return settings
+        raise SettingsError([*problems, *(_said(detail) for detail in error.errors())]) from None
+    said = {_subject(problem) for problem in problems}
+    problems += [each for each in combination_problems(settings) if _subject(each) not in said]
+    return settings, problems
 
 
 def _parsed(key: str, text: str) -> Any:

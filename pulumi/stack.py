@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cluster
 import diagnose
-from settings import Settings, SettingsError, catalog_of, plan_of, settings_from
+from settings import Settings, SettingsError, read
 
 import pulumi
 from serving_catalog import Catalog
@@ -15,9 +15,7 @@ def read_stack() -> tuple[Settings, Catalog, GraphPlan]:
     """The running stack's settings and plan; or one error that lists everything wrong with them or with the cluster."""
     values = {**pulumi.runtime.config.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
     secrets = {key for key in values if pulumi.runtime.config.is_config_secret(key)}
-    settings = settings_from(values, secrets, pulumi.get_project())
-    catalog = catalog_of(settings)
-    plan = plan_of(settings, catalog, stack_identity())
+    settings, catalog, plan = read(values, secrets, pulumi.get_project(), stack_identity())
     problems = cluster.problems(settings, plan, catalog)
     if problems:
         raise SettingsError(problems)
