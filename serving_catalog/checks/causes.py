@@ -93,3 +93,8 @@ def likely_cause(lines: Sequence[str]) -> tuple[str, str] | None:
             if pattern.search(line):
                 return cause, remedy
     return None
+
+
+def causes() -> tuple[str, ...]:
+    """Every cause that may be named."""
+    return tuple(cause for _, cause, _ in _CAUSES)

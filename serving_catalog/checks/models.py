@@ -12,6 +12,8 @@ from serving_catalog.entries import Part
 
 SCHEMA_VERSION: Literal[1] = 1
 
+Kind = Literal["host", "namespace"]
+
 CheckId = Annotated[str, StringConstraints(pattern=r"^[a-z_]+\.\S+$")]
 
 
@@ -19,13 +21,13 @@ class Check(Part):
     """One thing that was looked at."""
 
     id: CheckId = Field(
-        description="Stable name: an area, a dot and a subject. The subject may be a path, port or unit."
+        description="Stable name: an area, a dot and a subject. The subject may be a path, port, unit or object."
     )
     title: str = Field(description="What the check asks, in a few words.")
     ok: bool | None = Field(
         description="true: as expected. false: a finding. null: does not apply, or cannot be known."
     )
-    seen: str = Field(description="What was found on the host.")
+    seen: str = Field(description="What was found.")
     expected: str = Field(description="What should have been found.")
     remedy: str = Field(description="What to do about it. Empty unless the check is a finding.")
     accepted: bool = Field(default=False, description="A finding that the operator has accepted by its id.")
@@ -44,13 +46,13 @@ class Check(Part):
 
 
 class Verdict(Part):
-    """What was proved about one host. Written as one JSON file."""
+    """What was proved about one host, or about one namespace of a cluster. Written as one JSON file."""
 
     schema_version: Literal[1] = Field(default=1, description="Changes when a key changes its meaning.")
-    kind: Literal["host"] = Field(default="host", description="What the verdict is about.")
-    name: str = Field(description="The host's name in the inventory.")
+    kind: Kind = Field(default="host", description="What the verdict is about.")
+    name: str = Field(description="The host's name in the inventory, or the namespace's.")
     at: str = Field(description="When it was judged, in UTC: 2026-11-21T08:00:00Z.")
-    request: Mapping[str, JsonValue] = Field(description="What the host was asked to serve.")
+    request: Mapping[str, JsonValue] = Field(description="What was asked to be served there.")
     ok: bool = Field(description="Whether no check is a finding, accepted ones left out.")
     checks: tuple[Check, ...] = Field(description="Every check, in the order of the path from hardware to answer.")
 
@@ -69,10 +71,13 @@ class Verdict(Part):
         return tuple(check for check in self.checks if check.stops)
 
 
-def judged(name: str, at: str, request: Mapping[str, JsonValue], checks: Iterable[Check]) -> Verdict:
+def judged(
+    name: str, at: str, request: Mapping[str, JsonValue], checks: Iterable[Check], kind: Kind = "host"
+) -> Verdict:
     """The verdict that follows from the checks."""
     listed = tuple(checks)
-    return Verdict(name=name, at=at, request=request, ok=not any(check.stops for check in listed), checks=listed)
+    ok = not any(check.stops for check in listed)
+    return Verdict(kind=kind, name=name, at=at, request=request, ok=ok, checks=listed)
 
 
 def accept(checks: Iterable[Check], allowed: Iterable[str]) -> tuple[Check, ...]:

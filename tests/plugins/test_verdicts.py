@@ -27,7 +27,7 @@ NOT = Check(id="e.f", title="t", ok=None, seen="s", expected="e", remedy="")
 )
 def test_a_verdict_follows_from_its_checks(checks: tuple[Check, ...], ok: bool) -> None:
     verdict = judged("host", "2026-11-21T08:00:00Z", {"gpu": "H200"}, checks)
-    assert verdict.ok is ok
+    assert (verdict.ok, verdict.kind) == (ok, "host")
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
 
@@ -67,14 +67,16 @@ def test_the_document_names_every_check() -> None:
     text = (ROOT / "docs/verdict.md").read_text()
     for name in sorted(_ids()):
         assert f"| `{name}` |" in text, name
-    for area in ("disk", "path", "port", "url", "unit", "container", "container_gpus", "endpoint", "survey"):
+    of_hosts = ("disk", "path", "port", "url", "unit", "container", "container_gpus", "endpoint", "survey")
+    of_namespaces = ("claim", "secret", "config", "graph", "deployment", "pod", "workers", "kv_transfer", "job")
+    for area in (*of_hosts, *of_namespaces):
         assert f"| `{area}.<" in text, area
 
 
 def _ids() -> set[str]:
     """Ids of fixed checks: the first argument of the functions that make checks."""
     found: set[str] = set()
-    for module in ("judging", "preflight", "diagnosis"):
+    for module in ("judging", "preflight", "diagnosis", "cluster_prerequisites", "cluster_diagnosis"):
         code = (ROOT / f"serving_catalog/checks/{module}.py").read_text()
         found |= set(re.findall(r'(?:check|passed|finding|unknown)\(\s*"([a-z_]+\.[a-z_]+)"', code))
     assert len(found) > 30
