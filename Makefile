@@ -47,6 +47,7 @@ demo-down: setup ## Remove everything the demo made
 docs: setup ## Rewrite the generated documents: docs/targets.md and the roles' READMEs
 	$(RUN) python -m serving_catalog targets --format markdown > docs/targets.md.new && mv docs/targets.md.new docs/targets.md
 	$(RUN) python -m tests.docs.role_readmes
+	$(RUN) python -m tests.docs.settings_page
 
 clean: ## Remove build results; keep the caches
 	rm -rf build results verdicts
