@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.kubernetes.cluster import Cluster
 from tests.stand_ins.dynamo_operator import names
-from tests.stand_ins.dynamo_operator.operator import Operator
+
+if TYPE_CHECKING:
+    from tests.stand_ins.dynamo_operator.operator import Operator
 
 
 @contextmanager
 def running(cluster: Cluster) -> Iterator[Operator]:
     """An operator for the block; what is being deleted when it ends is let go of first."""
+    # The official client takes a second to import; tests without a cluster need not wait for it.
+    from tests.stand_ins.dynamo_operator.operator import Operator
+
     operator = Operator(cluster.kubeconfig, cluster.context)
     operator.start()
     try:

@@ -222,12 +222,22 @@ class Operator:
             return manifest
         return self._keep(self._server.replace({**manifest, "status": wanted}, "status"))
 
+    def _create(self, desired: Manifest) -> Manifest:
+        try:
+            return self._keep(self._server.create(desired))
+        except RefusedError as refused:
+            if refused.reason == "AlreadyExists":  # not seen yet, or somebody else's: the next pass knows of it
+                present = self._server.find(desired["kind"], *key_of(desired))
+                if present is not None:
+                    self._keep(present)
+            raise
+
     def _sync(self, desired: Manifest) -> Manifest:
         """Make an object as desired: when it is missing, when what is desired changed, when somebody edited it."""
         namespace, name = key_of(desired)
         present = self._copies[desired["kind"]].get(namespace, name)
         if present is None:
-            return self._keep(self._server.create(desired))
+            return self._create(desired)
         if "deletionTimestamp" in present["metadata"]:
             return present  # made again once it is gone
         wanted = desired["metadata"].get("annotations") or {}
@@ -366,7 +376,7 @@ class Operator:
         held = self._copies[names.SCALING_ADAPTER]
         present = held.get(graph.namespace, wanted["metadata"]["name"])
         if component.scaling_adapter is not None and present is None:
-            self._keep(self._server.create(wanted))
+            self._create(wanted)
         if component.scaling_adapter is None and present is not None and controller_uid(present) == graph.uid:
             self._server.delete(present)
             held.drop(present)
