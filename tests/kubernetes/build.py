@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import inspect
 import json
@@ -9,11 +10,12 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
@@ -36,6 +38,9 @@ KWOK_CRDS = "kwok-crds"  # beside the programs: stages, logs and port forwards a
 STAMPED = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 # Profile-guided optimisation would compile every package once more for each program.
 GO_BUILD = ("build", "-mod=readonly", "-buildvcs=false", "-pgo=off", "-trimpath")
+
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class KubernetesError(Exception):
@@ -163,7 +168,7 @@ def _go() -> str:
             "that serves golang.org/toolchain"
         )
     try:
-        _run_go(go, "env", "GOVERSION")
+        _run_go(go, "list", "-mod=readonly", "-m")  # reads go.mod, and so its `go` line
     except KubernetesError as error:
         raise KubernetesError(
             f"go: {go} is {found} and could not get a newer one; {MODULE / 'go.mod'} needs {required_go()} or newer. "
@@ -173,11 +178,17 @@ def _go() -> str:
     return go
 
 
-def _run_go(go: str, *arguments: str, directory: Path = MODULE) -> str:
+def _run_go(go: str, *arguments: str, directory: Path | None = None) -> str:
     # A distribution's go.env may say `local`; a person's own GOTOOLCHAIN is left alone.
     environment = {"GOTOOLCHAIN": "auto", **os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
     process = subprocess.Popen(
-        [go, *arguments], cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [go, *arguments],
+        cwd=directory or MODULE,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=tied_to_us(),
     )
     try:
         output, errors = process.communicate()
@@ -191,6 +202,20 @@ def _run_go(go: str, *arguments: str, directory: Path = MODULE) -> str:
             f"`go {' '.join(arguments[:2])} …` ended with status {process.returncode}:\n{said[-4000:]}"
         )
     return output
+
+
+def tied_to_us() -> Callable[[], None] | None:
+    """For `preexec_fn`: the kernel ends the child when this process ends, whatever ends it. Linux alone can."""
+    if _LIBC is None:
+        return None
+    parent = os.getpid()
+
+    def tie() -> None:  # runs in the child, between fork and exec
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie
 
 
 @contextmanager

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import yaml
 
 from . import certificates
 from .api import Api, Refused
-from .build import KubernetesError, Programs
+from .build import KubernetesError, Programs, tied_to_us
 
 CONTEXT = "gpt-oss-test"
 SERVICE_ADDRESSES = "10.96.0.0/16"
@@ -44,8 +43,6 @@ SCHEDULER = {
     "podMaxBackoffSeconds": 2,
 }
 KWOK_CRDS_USED = ("Stage", "Logs", "ClusterLogs", "PortForward", "ClusterPortForward")
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass
@@ -129,6 +126,7 @@ class _PortTakenError(KubernetesError):
 def _start(programs: Programs, directory: Path, *, outlives_us: bool) -> ControlPlane:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "logs").mkdir(exist_ok=True)
+    shutil.rmtree(directory / "etcd", ignore_errors=True)  # another start's data knows other ports
     client, peer, secure, manager, scheduler, kubelet = _free_ports(6)
     issued = certificates.issue(directory / "pki", addresses=[LOOPBACK, FIRST_SERVICE_ADDRESS])
     server = f"https://{LOOPBACK}:{secure}"
@@ -223,14 +221,6 @@ def _start(programs: Programs, directory: Path, *, outlives_us: bool) -> Control
 
 
 def _launch(plane: ControlPlane, name: str, command: Sequence[str], *, outlives_us: bool) -> None:
-    parent = os.getpid()
-
-    def tie() -> None:  # runs in the child, between fork and exec
-        if _LIBC is not None:
-            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
     with (plane.logs / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(
             command,
@@ -240,7 +230,7 @@ def _launch(plane: ControlPlane, name: str, command: Sequence[str], *, outlives_
             cwd=plane.directory,
             env=_environment(),
             start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, in order
-            preexec_fn=None if outlives_us else tie,
+            preexec_fn=None if outlives_us else tied_to_us(),
         )
     plane._children[name] = child
     plane.pids[name] = child.pid
@@ -298,6 +288,11 @@ def _end(pid: int, child: subprocess.Popen[bytes] | None, directory: Path) -> No
 
 def _is_ours(pid: int, directory: Path) -> bool:
     """Whether a process id still means what we started: ids are used again."""
+    command_line = Path(f"/proc/{pid}/cmdline")
+    if Path("/proc/self").exists():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return str(directory) in command_line.read_text(errors="replace")
+        return False
     shown = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return str(directory) in shown.stdout
 
