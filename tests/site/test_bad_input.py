@@ -25,6 +25,7 @@ Where each kind of bad input is refused, and tested:
     hub unreachable, repository missing               test_bad_host.py; tests/weights/test_fetch.py
     bad token, checksum wrong                         test_bad_host.py; tests/weights/test_fetch.py, test_plays.py
     image missing, archive corrupt                    test_bad_host.py; tests/weights/test_import.py (weights' archive)
+    hosts at a time                                   test_serial.py
 """
 
 from __future__ import annotations
@@ -180,7 +181,6 @@ ROWS: dict[str, Row] = {
     "negative_bytes": row({"model_weights_keep_free_bytes": -1}, "model_weights_keep_free_bytes", "-1", "0 or more"),
     "address": row({"serving_publish_address": "gpu-01"}, "serving_publish_address", "'gpu-01'", "not an IP address"),
     "relative_path": row({"model_cache_directory": "data/cache"}, "model_cache_directory", "'data/cache'", "absolute"),
-    "serial": row({"serving_serial": "some"}, "serving_serial", "'some'", "a number such as 3, or a share such as 25%"),
     "url": row(
         {"model_weights_endpoint": "hub.example.org"}, "model_weights_endpoint", "'hub.example.org'", "https://"
     ),
