@@ -34,6 +34,8 @@ def diagnosis(settings: Settings, plan: GraphPlan) -> str:
 
 def outputs(plan: GraphPlan) -> dict[str, str | list[str]]:
     """What a person needs next, in the order of use."""
+    # A note on the token's Secret is for those who apply manifests by hand: the program has made it or looked at it.
+    notes = [note for note in plan.notes if plan.token is None or plan.token.name not in note]
     shown: dict[str, str | list[str] | None] = {
         "namespace": plan.namespace,
         "deployment": plan.name,
@@ -43,6 +45,6 @@ def outputs(plan: GraphPlan) -> dict[str, str | list[str]]:
         "curl": plan.curl_command,
         "watch": plan.watch_command,
         "artifacts": plan.artifacts,
-        "notes": list(plan.notes),
+        "notes": notes,
     }
     return {name: value for name, value in shown.items() if value}

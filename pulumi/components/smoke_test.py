@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from components.objects import kubernetes_object, timeouts
+import hashlib
+import json
+from typing import Any
+
+from components.objects import registered, timeouts
 
 import pulumi
 from pulumi import ResourceOptions
 from serving_catalog.graphs import GraphPlan
+from serving_catalog.graphs.objects import Job
+
+TESTED_ANNOTATION = "gpt-oss-on-nvidia/tested"
 
 
 class SmokeTest(pulumi.ComponentResource):
@@ -18,10 +25,21 @@ class SmokeTest(pulumi.ComponentResource):
         self, name: str, *, plan: GraphPlan, on_failure: pulumi.ResourceHookBinding, opts: ResourceOptions
     ) -> None:
         super().__init__("gpt-oss:components:SmokeTest", name, {}, opts)
-        self.job = kubernetes_object(
+        self.job = registered(
+            Job,
             "smoke",
-            plan.smoke,
+            testing(plan),
             ResourceOptions(parent=self, custom_timeouts=timeouts(plan.smoke_within_seconds), hooks=on_failure),
             {"pulumi.com/replaceUnready": "true"},
         )
         self.register_outputs({})
+
+
+def testing(plan: GraphPlan) -> dict[str, Any]:
+    """The Job, with the deployment that it tests in its pods' annotations: another deployment is another test."""
+    tested = hashlib.sha256(json.dumps(plan.graph.manifest()["spec"], sort_keys=True).encode()).hexdigest()[:8]
+    manifest = plan.smoke.manifest()
+    template = manifest["spec"]["template"]
+    annotations = {**template["metadata"].get("annotations", {}), TESTED_ANNOTATION: tested}
+    metadata = {**template["metadata"], "annotations": annotations}
+    return {**manifest, "spec": {**manifest["spec"], "template": {**template, "metadata": metadata}}}

@@ -186,6 +186,8 @@ def run_program(
 ) -> Recording:
     """Run pulumi/__main__.py as the language host does, with `config` as a stack's file has it."""
     recording = Recording()
+    # As the language host does: a program that fails leaves futures behind, and asyncio would complain of each.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     logger = logging.getLogger(f"program-{id(recording)}")
     logger.setLevel(logging.INFO)
     logger.propagate = False
