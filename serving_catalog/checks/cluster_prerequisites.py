@@ -150,7 +150,8 @@ def prerequisites(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings
         priority_class(snapshot, plan, settings),
         one_stack(snapshot, plan, settings),
         gpu_product(snapshot, plan),
-        gpu_capacity(snapshot, plan, settings),
+        gpu_capacity(snapshot, plan),
+        job_placement(snapshot, plan),
     )
 
 
@@ -458,7 +459,7 @@ def default_class(snapshot: Snapshot) -> str | None:
 def mounting_pods(plan: GraphPlan) -> int:
     """How many pods of the graph mount the model cache."""
     manifest = plan.graph.manifest()
-    replicas = {entry["name"]: int(entry.get("replicas", 1)) for entry in manifest["spec"]["components"]}
+    replicas = _replicas(manifest)
     return sum(
         replicas[component]
         for component, template in pod_templates(manifest)
@@ -689,6 +690,16 @@ def gpu_product(snapshot: Snapshot, plan: GraphPlan) -> Check:
     fitting = [room for room in there if room.product in allowed]
     if fitting:
         return passed("gpu.product", title, listed(products), " or ".join(allowed))
+    if products:
+        remedy = (
+            "Choose the target for the GPUs that are there (python -m serving_catalog targets), or another context. "
+            "Where they are the right ones under another name, such as when they are shared, say it in gpu_products."
+        )
+    else:
+        remedy = (
+            "The NVIDIA GPU operator's feature discovery sets the label, and its device plugin the GPUs: install it. "
+            "Nodes without the label are used with gpu_products: [any] and a node_selector."
+        )
     return finding(
         "gpu.product",
         title,
@@ -697,15 +708,12 @@ def gpu_product(snapshot: Snapshot, plan: GraphPlan) -> Check:
         else f"target: {plan.target!r}, and no node says which GPU it has"
         + (f" ({listed(unlabelled)} have some)" if unlabelled else ""),
         f"nodes whose label nvidia.com/gpu.product is {' or '.join(allowed)}",
-        "Choose the target for the GPUs that are there (python -m serving_catalog targets), or another context."
-        if products
-        else "The NVIDIA GPU operator (GPU feature discovery) sets the label and the device plugin the GPUs: install "
-        "it, or choose another context.",
+        remedy,
     )
 
 
-def gpu_capacity(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings) -> Check:
-    """Every pod of the graph finds its GPUs, beside what others hold. The graph's own pods hold nothing here."""
+def gpu_capacity(snapshot: Snapshot, plan: GraphPlan) -> Check:
+    """Every pod of the graph finds a node, beside what others hold. The graph's own pods hold nothing here."""
     title = "Enough free GPUs for the plan"
     expected = listed(
         f"{need.pods}x {need.component} with {need.gpus_per_pod} GPUs each" for need in plan.required_nodes if need.pods
@@ -715,10 +723,8 @@ def gpu_capacity(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings)
             return unknown("gpu.capacity", title, snapshot.why_unread(kind), expected)
     others = [pod for pod in snapshot.all("AllPods") if not _own(pod, plan)]
     nodes = snapshot.all("Node")
-    placements = place(pods_of(plan), nodes, others)
-    short = [entry for entry in placements if entry.missing]
-    there = rooms(nodes, others)
-    seen = "; ".join(map(str, there)) or "no node with GPUs"
+    short = [entry for entry in place(pods_of(plan), nodes, others) if entry.missing]
+    seen = "; ".join(map(str, rooms(nodes, others))) or "no node with GPUs"
     if not short:
         return passed("gpu.capacity", title, seen, expected)
     return finding(
@@ -726,15 +732,46 @@ def gpu_capacity(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings)
         title,
         f"target: {plan.target!r} needs more than is free: {_missing(short)}. Found: {seen}",
         expected,
-        _what_helps(short, settings),
+        _what_helps(short),
+    )
+
+
+def job_placement(snapshot: Snapshot, plan: GraphPlan) -> Check:
+    """Each Job finds a node, one at a time: a cluster of tainted GPU nodes alone has none for them."""
+    title = "The Jobs find a node"
+    expected = "a node for each of download, smoke test and benchmark"
+    for kind in ("Node", "AllPods"):
+        if not snapshot.was_read(kind):
+            return unknown("placement.jobs", title, snapshot.why_unread(kind), expected)
+    nodes = snapshot.all("Node")
+    jobs = [planned for planned in (plan.download, plan.smoke, plan.benchmark) if planned is not None]
+    short = [
+        entry
+        for planned in jobs
+        for _, template in pod_templates(planned.manifest())
+        for entry in place([(planned.name, template.get("spec") or {}, 1)], nodes, snapshot.all("AllPods"))
+        if entry.missing
+    ]
+    return check(
+        "placement.jobs",
+        title,
+        not short,
+        f"target: {plan.target!r} has Jobs without a node: {_missing(short)}" if short else f"{len(jobs)} Jobs",
+        expected,
+        _what_helps(short),
     )
 
 
 def pods_of(plan: GraphPlan) -> list[tuple[str, Thing, int]]:
     """(component, pod spec, replicas) of the graph."""
     manifest = plan.graph.manifest()
-    replicas = {entry["name"]: int(entry.get("replicas", 1)) for entry in manifest["spec"]["components"]}
+    replicas = _replicas(manifest)
     return [(name, template.get("spec") or {}, replicas[name]) for name, template in pod_templates(manifest)]
+
+
+def _replicas(manifest: Thing) -> dict[str, int]:
+    """Pods of each component; one where the graph leaves the number to the operator or to another controller."""
+    return {entry["name"]: int(entry.get("replicas", 1)) for entry in manifest["spec"]["components"]}
 
 
 def _own(pod: Thing, plan: GraphPlan) -> bool:
@@ -744,24 +781,30 @@ def _own(pod: Thing, plan: GraphPlan) -> bool:
 def _missing(short: Sequence[Placement]) -> str:
     parts = []
     for entry in short:
-        needs = f"{entry.gpus_per_pod} GPUs each" if entry.gpus_per_pod else "no GPU"
-        part = f"{entry.missing} of {entry.wanted} {entry.component} pods ({needs}) find no node"
+        gpus = f" ({entry.gpus_per_pod} GPUs each)" if entry.gpus_per_pod else ""
+        part = f"{entry.missing} of {entry.wanted} {entry.component} pods{gpus} find no node"
         if entry.refusals:
             part += f" ({'; '.join(f'{node}: {why}' for node, why in sorted(entry.refusals.items()))})"
         parts.append(part)
     return ", and ".join(parts)
 
 
-def _what_helps(short: Sequence[Placement], settings: ClusterSettings) -> str:
+def _what_helps(short: Sequence[Placement]) -> str:
     reasons = " ".join(why for entry in short for why in entry.refusals.values())
     steps = []
     if f"of {GPU} free" in reasons:
-        steps.append("Free GPUs or add nodes, or lower replicas.")
+        steps.append("Free GPUs or add nodes, or set fewer replicas.")
     if "taint " in reasons:
-        steps.append("Tolerate the taints with tolerations.")
+        for_all = any(not entry.gpus_per_pod for entry in short)
+        steps.append(
+            "Add a node without taints for frontend and Jobs, or let them onto the GPU nodes: gpu_nodes_for_all."
+            if for_all
+            else "Tolerate the taints with tolerations."
+        )
     if "cordoned" in reasons:
         steps.append("Uncordon nodes that are fit to serve (kubectl uncordon).")
-    if " is not set" in reasons or ", not " in reasons:
-        steps.append("Compare node_selector and the target with the nodes' labels.")
-    steps.append("docs/runbooks/kubernetes-unschedulable.md.")
-    return " ".join(steps)
+    if "of cpu free" in reasons or "of memory free" in reasons:
+        steps.append("Ask for less cpu or memory with resources.")
+    if not steps:
+        steps.append("Compare the target and node_selector with the nodes' labels.")
+    return " ".join([*steps, "docs/runbooks/kubernetes-unschedulable.md."])

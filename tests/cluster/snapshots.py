@@ -19,7 +19,7 @@ NOW = "2026-11-21T07:20:00Z"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 CRDS = ({"group": "nvidia.com", "version": "v1beta1", "name": "dynamographdeployments"},)
-OPERATOR_DEPLOYMENT = {
+OPERATOR_DEPLOYMENT: dict[str, Any] = {
     "metadata": {
         "name": "dynamo-platform-dynamo-operator-controller-manager",
         "namespace": "dynamo-system",
