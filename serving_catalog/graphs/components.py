@@ -260,7 +260,7 @@ def _pod(
         ),
         node_selector=node_selector,
         affinity=affinity,
-        tolerations=tolerations(parts, gpu),
+        tolerations=tolerations(parts, gpu or parts.all_on_gpu_nodes),
         priority_class_name=placement.priority_class,
         scheduler_name=placement.scheduler_name,
         image_pull_secrets=tuple(LocalReference(name=name) for name in parts.request.pull_secrets),
