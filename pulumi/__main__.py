@@ -1,5 +1,8 @@
 """gpt-oss on NVIDIA Dynamo: an empty namespace becomes a served, checked and, if asked, measured endpoint."""
 
+import pulumi
+from pulumi import Resource, ResourceOptions
+
 from components.benchmark import Benchmark
 from components.credentials import Credentials
 from components.diagnosis import explained
@@ -10,9 +13,6 @@ from components.providers import cluster_provider
 from components.serving import Serving
 from components.smoke_test import SmokeTest
 from stack import diagnosis, outputs, read_stack
-
-import pulumi
-from pulumi import Resource, ResourceOptions
 
 settings, catalog, plan = read_stack()  # refuses, before anything is created, whatever can be known to fail
 

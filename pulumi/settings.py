@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
+import pulumi
 from pydantic import Field, JsonValue, SecretStr, ValidationError
 
-import pulumi
 from serving_catalog import Catalog, CatalogError, PlanError, load_catalog, overrides_from_mapping, plan_graph
 from serving_catalog.entries import Count, Part
 from serving_catalog.errors import nearest

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pulumi
+
 import cluster
 import diagnose
-from settings import Settings, SettingsError, read
-
-import pulumi
 from serving_catalog import Catalog
 from serving_catalog.graphs import GraphPlan
+from settings import Settings, SettingsError, read
 
 
 def read_stack() -> tuple[Settings, Catalog, GraphPlan]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from components.objects import kubernetes_object, timeouts
-
 import pulumi
 from pulumi import ResourceOptions
+
+from components.objects import kubernetes_object, timeouts
 from serving_catalog.graphs import GraphPlan
 
 

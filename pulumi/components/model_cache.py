@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pulumi_kubernetes as kubernetes
-from components.objects import kept, kubernetes_object, timeouts
-
 import pulumi
+import pulumi_kubernetes as kubernetes
 from pulumi import ResourceOptions
+
+from components.objects import kept, kubernetes_object, timeouts
 from serving_catalog.graphs import GraphPlan
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pulumi_kubernetes as kubernetes
-from components.objects import kept, kubernetes_object
-
 import pulumi
+import pulumi_kubernetes as kubernetes
 from pulumi import ResourceOptions
+
+from components.objects import kept, kubernetes_object
 from serving_catalog.graphs import GraphPlan
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-import pulumi_kubernetes as kubernetes
-
 import pulumi
+import pulumi_kubernetes as kubernetes
 from pulumi import CustomTimeouts, ResourceOptions
+
+from serving_catalog.graphs import GraphPlan
 from serving_catalog.graphs.objects import (
     ConfigMap,
     DynamoGraphDeployment,
     Job,
+    Metadata,
     Namespace,
     NetworkPolicy,
     PersistentVolumeClaim,
@@ -54,6 +56,11 @@ def registered(
     if kind is DynamoGraphDeployment:
         body |= {"api_version": manifest["apiVersion"], "kind": manifest["kind"]}
     return _MAKERS[kind](name, **body, opts=opts)
+
+
+def shared_metadata(plan: GraphPlan, name: str, namespace: str | None = None) -> Metadata:
+    """Labels and annotations as every object of the plan has them, for an object that the plan does not know."""
+    return plan.namespace_object.metadata.model_copy(update={"name": name, "namespace": namespace})
 
 
 def timeouts(seconds: int) -> CustomTimeouts:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import pulumi_kubernetes as kubernetes
-from components.objects import MARGIN, kubernetes_object
-from settings import Settings
-
 import pulumi
+import pulumi_kubernetes as kubernetes
 from pulumi import CustomTimeouts, ResourceOptions
+
+from components.credentials import pull_secret
+from components.objects import MARGIN, kubernetes_object, shared_metadata
 from serving_catalog.graphs import GraphPlan
 from serving_catalog.graphs.entries import Dynamo, DynamoRelease
 from serving_catalog.graphs.objects import Namespace
+from serving_catalog.graphs.words import mirrored
 from serving_catalog.loading import merged
+from settings import Settings
 
 # Names of Services and webhooks inside the platform follow from it.
 RELEASE_NAME = "dynamo-platform"
 
-OPERATOR_IMAGE = "nvcr.io/nvidia/ai-dynamo/kubernetes-operator"
+# The chart's images. Source: ai-dynamo/dynamo deploy/helm/charts/platform/components/operator/values.yaml
+OPERATOR_IMAGES = {
+    "manager": "nvcr.io/nvidia/ai-dynamo/kubernetes-operator",
+    "kubeRbacProxy": "gcr.io/kubebuilder/kube-rbac-proxy",
+}
 
 
 class Platform(pulumi.ComponentResource):
@@ -43,9 +49,11 @@ class Platform(pulumi.ComponentResource):
         release = dynamo.releases[plan.release]
         before: list[pulumi.Resource] = []
         if settings.platform_create_namespace:
-            metadata = plan.namespace_object.metadata.model_copy(update={"name": settings.platform_namespace})
-            namespace = Namespace(metadata=metadata)
+            namespace = Namespace(metadata=shared_metadata(plan, settings.platform_namespace))
             before.append(kubernetes_object("platform-namespace", namespace, ResourceOptions(parent=self)))
+        if settings.makes_pull_secret:
+            opts = ResourceOptions(parent=self, depends_on=before[:])
+            before.append(pull_secret("platform-registry", plan, settings, settings.platform_namespace, opts))
         within = f"{settings.platform_timeout_seconds + int(MARGIN.total_seconds())}s"
         self.release = kubernetes.helm.v3.Release(
             "platform",
@@ -54,7 +62,7 @@ class Platform(pulumi.ComponentResource):
             chart=settings.platform_chart or dynamo.chart.archive.format(version=release.chart_version),
             # A chart from elsewhere says its own version.
             version=None if settings.platform_chart else release.chart_version,
-            values=merged(chart_values(release, settings.image_registry), settings.platform_values),
+            values=merged(chart_values(release, settings), settings.platform_values),
             atomic=True,
             cleanup_on_fail=True,
             wait_for_jobs=True,
@@ -70,21 +78,31 @@ class Platform(pulumi.ComponentResource):
         self.register_outputs({"release": self.release.name})
 
 
-def chart_values(release: DynamoRelease, image_registry: str) -> dict[str, Any]:
+def chart_values(release: DynamoRelease, settings: Settings) -> dict[str, Any]:
     """What the release needs, said in full: the chart's own defaults differ from release to release.
 
     Workers of one node and a frontend that finds them through the API server need no etcd, Grove or KAI.
     """
-    operator: dict[str, Any] = {"upgradeCRD": True, "discoveryBackend": "kubernetes"}
-    if image_registry:
-        path = OPERATOR_IMAGE.partition("/")[2]
-        operator["controllerManager"] = {"manager": {"image": {"repository": f"{image_registry.rstrip('/')}/{path}"}}}
-    return {
+    values: dict[str, Any] = {
         "global": {
             "etcd": {"install": False},
             "nats": {"install": release.nats_by_default},
             "grove": {"install": False, "enabled": False},
             "kai-scheduler": {"install": False, "enabled": False},
         },
-        "dynamo-operator": operator,
+        "dynamo-operator": {"upgradeCRD": True, "discoveryBackend": "kubernetes"},
     }
+    if settings.image_registry:
+        images = {
+            part: {"image": {"repository": mirrored(image, settings.image_registry)}}
+            for part, image in OPERATOR_IMAGES.items()
+        }
+        values = merged(values, {"dynamo-operator": {"controllerManager": images}})
+        if release.nats_by_default:
+            # NATS' own chart, from 1.0 on: one registry for its images, of which only the server's is a library image.
+            values = merged(values, {"global": {"image": {"registry": settings.image_registry}}})
+            values = merged(values, {"nats": {"container": {"image": {"repository": "library/nats"}}}})
+    if settings.makes_pull_secret:
+        values = merged(values, {"dynamo-operator": {"imagePullSecrets": [{"name": settings.pull_secret}]}})
+        values = merged(values, {"global": {"image": {"pullSecretNames": [settings.pull_secret]}}})
+    return values

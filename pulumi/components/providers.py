@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pulumi_kubernetes as kubernetes
+
 from settings import Settings
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from components.objects import kubernetes_object, registered, timeouts
-
 import pulumi
 from pulumi import ResourceOptions
+
+from components.objects import kubernetes_object, registered, timeouts
 from serving_catalog.graphs import GraphPlan
 from serving_catalog.graphs.objects import DynamoGraphDeployment
 

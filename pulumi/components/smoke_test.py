@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Any
 
-from components.objects import registered, timeouts
-
 import pulumi
 from pulumi import ResourceOptions
+
+from components.objects import registered, timeouts
 from serving_catalog.graphs import GraphPlan
 from serving_catalog.graphs.objects import Job
 

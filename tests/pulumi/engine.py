@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pulumi
 from google.protobuf import empty_pb2
 from pulumi.runtime import rpc
 from pulumi.runtime.mocks import MockEngine, MockMonitor, MockResourceArgs, Mocks, MockSettings
 from pulumi.runtime.proto import callback_pb2, callback_pb2_grpc, resource_pb2
 from pulumi.runtime.settings import configure, set_root_resource
 from pulumi.runtime.stack import run_in_stack
-
-import pulumi
 
 PROGRAM = Path(__file__).parents[2] / "pulumi"
 PROJECT, ORGANIZATION = "gpt-oss", "organization"

@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 import cluster
 import diagnose
-import pytest
 from components.smoke_test import TESTED_ANNOTATION
 from settings import STACK_ANNOTATION, read
-
 from tests.pulumi.engine import (
     PROJECT,
     SECRET_SIGNATURE,
@@ -249,6 +249,17 @@ def test_a_password_becomes_a_pull_secret_that_pods_use() -> None:
         assert {"name": secret.manifest_name} in component["podTemplate"]["spec"]["imagePullSecrets"]
 
 
+def test_the_platform_gets_the_pull_secret_too() -> None:
+    recording = up(registry_password="nvapi-verysecret")
+    secret = recording["Secret/platform-registry"]
+    assert secret.inputs["metadata"]["namespace"] == "dynamo-system"
+    assert is_secret(secret.inputs["stringData"])
+    assert before(recording, "Secret/platform-registry", "Release/platform")
+    values = recording["Release/platform"].inputs["values"]
+    assert values["dynamo-operator"]["imagePullSecrets"] == [{"name": secret.manifest_name}]
+    assert values["global"]["image"]["pullSecretNames"] == [secret.manifest_name]
+
+
 # --- the model cache ---------------------------------------------------------------------------------------------
 
 
@@ -308,8 +319,13 @@ def test_the_chart_may_come_from_a_mirror_with_values_of_one_s_own() -> None:
     operator = chart["values"]["dynamo-operator"]
     assert operator["imagePullSecrets"] == [{"name": "ngc"}]
     assert operator["upgradeCRD"] is True
-    repository = operator["controllerManager"]["manager"]["image"]["repository"]
-    assert repository == "registry.example.com/mirror/nvidia/ai-dynamo/kubernetes-operator"
+    images = {part: said["image"]["repository"] for part, said in operator["controllerManager"].items()}
+    assert images == {
+        "manager": "registry.example.com/mirror/nvidia/ai-dynamo/kubernetes-operator",
+        "kubeRbacProxy": "registry.example.com/mirror/kubebuilder/kube-rbac-proxy",
+    }
+    assert chart["values"]["global"]["image"]["registry"] == "registry.example.com/mirror"  # NATS' own chart
+    assert chart["values"]["nats"]["container"]["image"]["repository"] == "library/nats"
 
 
 def test_an_existing_platform_is_left_alone() -> None:

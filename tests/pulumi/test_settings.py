@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import yaml
 from pydantic import SecretStr
-from settings import Settings, SettingsError, read, request_of
 
 from serving_catalog import Catalog
 from serving_catalog.graphs import GraphPlan
+from settings import Settings, SettingsError, read, request_of
 from tests.pulumi.engine import PROGRAM, PROJECT, engine_config
 
 TARGETS = ("gb200-agg", "gb200-disagg", "b200-disagg", "h200-agg", "b200-agg")
