@@ -52,10 +52,9 @@ from serving_catalog.checks.cluster_prerequisites import (
 from serving_catalog.entries import Part
 
 if TYPE_CHECKING:
-    from settings import Settings
-
     from serving_catalog import Catalog
     from serving_catalog.graphs import GraphPlan
+    from settings import Settings
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 20.0

@@ -16,9 +16,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import cluster
 from pydantic import JsonValue
 
+import cluster
 from serving_catalog.checks import Check, Verdict, judged, summary, table
 from serving_catalog.checks.cluster import Snapshot, name_of
 from serving_catalog.checks.cluster_diagnosis import NamespaceSettings, diagnose_namespace

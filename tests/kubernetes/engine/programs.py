@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pulumi
 import yaml
 from google.protobuf import empty_pb2, struct_pb2
 from pulumi.runtime import Mocks, mocks, set_mocks
@@ -22,8 +23,6 @@ from pulumi.runtime.config import set_all_config
 from pulumi.runtime.proto import callback_pb2, callback_pb2_grpc, resource_pb2
 from pulumi.runtime.settings import set_root_resource
 from pulumi.runtime.stack import run_in_stack
-
-import pulumi
 
 from . import values
 from .deployment import STACK, Deployment, Goal, Outcome, StepFailedError, StoppedError, seconds
