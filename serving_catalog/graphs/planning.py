@@ -22,6 +22,7 @@ from serving_catalog.graphs.components import (
     network_policies,
     tolerations,
 )
+from serving_catalog.graphs.jobs import plan_jobs
 from serving_catalog.graphs.objects import ClaimSpec, Metadata, Namespace, PersistentVolumeClaim, ResourceNeeds
 from serving_catalog.graphs.plans import (
     GraphPlan,
@@ -109,6 +110,7 @@ def plan_graph(request: GraphRequest, catalog: Catalog) -> GraphPlan:
     )
     config = engine_config(parts, workers)
     context = _job_context(parts, model, workers, benchmark)
+    jobs = plan_jobs(context)
     service = f"{name}-{target.frontend.name.lower()}"
     return GraphPlan(
         target=request.target,
@@ -129,12 +131,12 @@ def plan_graph(request: GraphRequest, catalog: Catalog) -> GraphPlan:
         claim_name=parts.claim,
         token=context.token,
         pull_secrets=request.pull_secrets,
-        programs=None,
-        download=None,
+        programs=jobs.programs,
+        download=jobs.download,
         engine_config=config,
         graph=graph(parts, workers, variables, request.replicas.get("frontend", target.frontend.replicas), config),
-        smoke=None,
-        benchmark=None,
+        smoke=jobs.smoke,
+        benchmark=jobs.benchmark,
         network_policies=network_policies(parts) if request.network_policy else (),
         job_context=context,
         frontend_service=service,

@@ -78,6 +78,7 @@ class JobContext(Part):
     labels: Mapping[str, str]  # of every object and pod, and enough to select them
     annotations: Mapping[str, str]
     image: str
+    benchmark_image: str | None = None  # where it is another one
     pull_secrets: tuple[str, ...]
     requirements: Mapping[str, str]  # what may be installed, package: exact version (huggingface-hub, aiperf)
     environment: Mapping[str, str]  # proxies and the like, for the containers of every Job
@@ -97,6 +98,7 @@ class JobContext(Part):
     download_within_seconds: int
     endpoint_wait_seconds: int  # how long smoke test and benchmark wait for the endpoint before they begin
     smoke_within_seconds: int  # the wait included
+    smoke_probes: tuple[str, ...] = ("health", "model", "completion", "stream")  # and reasoning, tool_call
 
 
 class RequiredNodes(Part):
@@ -133,11 +135,11 @@ class GraphPlan(Part):
     claim_name: str
     token: TokenKey | None
     pull_secrets: tuple[str, ...]
-    programs: ConfigMap | None  # the Jobs are None until they are rendered
-    download: Job | None
+    programs: ConfigMap
+    download: Job
     engine_config: ConfigMap
     graph: DynamoGraphDeployment
-    smoke: Job | None
+    smoke: Job
     benchmark: Job | None
     network_policies: tuple[NetworkPolicy, ...]
     job_context: JobContext
@@ -160,7 +162,10 @@ class GraphPlan(Part):
         yield from self.network_policies
         if self.claim is not None:
             yield self.claim
-        yield from filter(None, (self.programs, self.download))
+        yield self.programs
+        yield self.download
         yield self.engine_config
         yield self.graph
-        yield from filter(None, (self.smoke, self.benchmark))
+        yield self.smoke
+        if self.benchmark is not None:
+            yield self.benchmark

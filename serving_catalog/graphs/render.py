@@ -26,14 +26,17 @@ def step_objects(plan: GraphPlan, step: Step | None) -> Iterator[Resource]:
         yield from plan.network_policies
         if plan.claim is not None:
             yield plan.claim
-        yield from filter(None, (plan.programs, plan.download))
+        yield plan.programs
+        yield plan.download
     elif step == "serve":
         yield plan.engine_config
         yield plan.graph
     elif step == "check":
-        yield from filter(None, (plan.programs, plan.smoke))
+        yield plan.programs
+        yield plan.smoke
     elif plan.benchmark is not None:
-        yield from filter(None, (plan.programs, plan.benchmark))
+        yield plan.programs
+        yield plan.benchmark
 
 
 def as_yaml(plan: GraphPlan, step: Step | None = None) -> str:

@@ -9,6 +9,10 @@ How it works. Files are downloaded below the staging directory and resume where 
 back and compared with the checksum that the Hub (or the manifest) gives; only then does it get its final name there.
 When all are there, the marker with the manifest is written and the whole directory is renamed into the Hugging Face
 cache layout (`models--ORG--NAME/snapshots/REVISION`), so a snapshot that can be seen is complete and verified.
+One fetch of a model at a time: another one ends at once, or waits (--lock-wait) and then finds everything done.
+
+The status is 0, 1 for what may work when it is tried again, and 3 for what will not: the token, the revision, a wrong
+argument. With --report=line the last line on stdout is one JSON object, whatever happened.
 
 Every option can be given by environment: --weights-directory as WEIGHTS_DIRECTORY and so on. The access token is taken
 from HF_TOKEN alone, never from an argument. Needs Python 3.8; huggingface_hub only for fetching from a hub.
@@ -47,6 +51,10 @@ FORMAT_VERSION = 1
 CHUNK = 1 << 20
 MANIFEST_NAME = "manifest.json"
 DEFAULT_ENDPOINT = "https://huggingface.co"
+# Kinds of failure that the same command, run again, meets again.
+PERMANENT = ("gated", "token", "revision", "repository", "input", "layout", "manifest", "locks")
+FAILED, HOPELESS = 1, 3
+REPORTED = 1500  # characters of a message: with the rest it fits the 2048 bytes that Kubernetes keeps of a log's end
 
 
 class FetchError(Exception):
@@ -162,6 +170,7 @@ class Request:
     attempts: int = 6
     timeout: float = 30.0
     remove_stale_staging: bool = False
+    lock_wait: float = 0.0
     progress_file: Path | None = None
     progress_interval: float = 10.0
 
@@ -1070,20 +1079,45 @@ def prepare(request: Request) -> None:
 
 
 @contextlib.contextmanager
-def locked(layout: Layout, inherited: int | None) -> Iterator[None]:
+def locked(request: Request, inherited: int | None) -> Iterator[None]:
     """Hold the lock of this model's staging directory; a process that is killed lets go of it."""
+    layout = request.layout
     layout.staging.mkdir(parents=True, exist_ok=True)
     handle = inherited if inherited is not None else os.open(str(layout.lock), os.O_RDWR | os.O_CREAT, 0o644)
+    began = told = time.monotonic()
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FetchError(
-                f"another fetch of {layout.repository} is at work here; wait for it to end", "busy"
-            ) from None
+        while not try_lock(handle, layout):
+            waited = time.monotonic() - began
+            if waited >= request.lock_wait:
+                raise FetchError(
+                    f"another fetch of {layout.repository} is at work here"
+                    + (f", and was for {duration(waited)}" if request.lock_wait else "; wait for it to end"),
+                    "busy",
+                )
+            if time.monotonic() - told >= request.progress_interval:
+                told = time.monotonic()
+                print(f"waiting for another fetch, {duration(waited)} so far", file=sys.stderr, flush=True)
+            time.sleep(min(1.0, request.lock_wait - waited))
         yield
     finally:
         os.close(handle)
+
+
+def try_lock(handle: int, layout: Layout) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
+            raise FetchError(
+                f"the filesystem of {layout.staging} has no locks (flock: {error.strerror}), so two fetches could spoil"
+                " each other's files; mount it with them (Lustre: -o flock; NFS: without nolock)",
+                "locks",
+            ) from None
+        raise
+    return True
 
 
 def fetch(request: Request, lock: int | None = None) -> dict[str, Any]:
@@ -1099,7 +1133,7 @@ def fetch(request: Request, lock: int | None = None) -> dict[str, Any]:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
     try:
-        with locked(layout, lock):
+        with locked(request, lock):
             before = check(request)
             if before["verified"]:
                 progress.end("done", "already verified")
@@ -1154,7 +1188,8 @@ def os_error(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return text + ". The disk filled up meanwhile; free some room and run again, what has arrived is kept"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return text + ". The model cache must be writable while weights are fetched"
+        who = f"user {os.geteuid()}, group {os.getegid()}"
+        return text + f". The model cache must be writable for {who} while weights are fetched"
     return text
 
 
@@ -1244,6 +1279,7 @@ def make_request(values: dict[str, Any]) -> Request:
         attempts=int(values.get("attempts") or 6),
         timeout=float(values.get("timeout") or 30),
         remove_stale_staging=bool(values.get("remove_stale_staging")),
+        lock_wait=float(values.get("lock_wait") or 0),
         progress_file=path("progress_file"),
         progress_interval=float(values.get("progress_interval") or 10),
     )
@@ -1274,7 +1310,9 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> argparse.Namespac
     option("progress-file", "JSON file to keep the progress in")
     option("progress-interval", "seconds between lines of progress", "10", type=float)
     option("lock-descriptor", "an open descriptor of the lock file, already locked by the parent", type=int)
+    option("lock-wait", "seconds to wait for another fetch of this model to end", "0", type=float)
     option("output", "manifest, bundle: the file to write")
+    option("report", "how to end: text for people, line for programs", "text", choices=("text", "line"))
     parser.add_argument(
         "--remove-stale-staging", action="store_true", help="remove half-done downloads of other revisions"
     )
@@ -1286,42 +1324,58 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> argparse.Namespac
     return options
 
 
+def run(options: argparse.Namespace, token: str) -> tuple[int, dict[str, Any]]:
+    """Do what the command line says; the exit status, and what there is to report."""
+    values = dict(vars(options))
+    values["token"] = token
+    values["endpoint"] = os.environ.get("HF_ENDPOINT", "")
+    values["ignore_patterns"] = str(options.ignore_patterns).split()
+    try:
+        values["encodings"] = json.loads(options.encodings)
+    except ValueError as error:
+        raise FetchError(f"encodings: not JSON: {error}", "input") from None
+    request = make_request(values)
+    if options.command == "check":
+        status = check(request)
+        return (0 if status["verified"] else FAILED), status
+    if options.command == "fetch":
+        return 0, fetch(request, options.lock_descriptor)
+    if options.command == "bundle":
+        if not options.output:
+            raise FetchError("bundle: --output names the archive to write", "input")
+        bundle(request, Path(options.output))
+        return 0, {}
+    text = json.dumps(manifest_of(request), indent=1) + "\n"
+    if options.output:
+        write_atomically(Path(options.output), text)
+    else:
+        sys.stdout.write(text)
+    return 0, {}
+
+
+def report_line(ok: bool, message: str, **more: Any) -> str:
+    return json.dumps({"program": "fetch_weights", "ok": ok, "message": message[:REPORTED], **more})
+
+
 def main(argv: Sequence[str]) -> int:
     options = parse(argv, dict(os.environ))
     # Taken out of the environment at once: nothing that is started from here inherits it.
     token = os.environ.pop("HF_TOKEN", "").strip()
     os.umask(0o022)
-    values = vars(options)
-    values["token"] = token
-    values["endpoint"] = os.environ.get("HF_ENDPOINT", "")
-    values["ignore_patterns"] = str(options.ignore_patterns).split()
     try:
-        try:
-            values["encodings"] = json.loads(options.encodings)
-        except ValueError as error:
-            raise FetchError(f"encodings: not JSON: {error}", "input") from None
-        request = make_request(values)
-        if options.command == "check":
-            status = check(request)
-            print(json.dumps(status, indent=1))
-            return 0 if status["verified"] else 1
-        if options.command == "fetch":
-            print(json.dumps(fetch(request, options.lock_descriptor), indent=1))
-            return 0
-        if options.command == "manifest":
-            text = json.dumps(manifest_of(request), indent=1) + "\n"
-            if options.output:
-                write_atomically(Path(options.output), text)
-            else:
-                sys.stdout.write(text)
-            return 0
-        if not options.output:
-            raise FetchError("bundle: --output names the archive to write", "input")
-        bundle(request, Path(options.output))
-        return 0
+        status, found = run(options, token)
     except FetchError as error:
-        print(f"fetch_weights: {hide(str(error), token)}", file=sys.stderr)
-        return 1
+        message = hide(str(error), token)
+        print(f"fetch_weights: {message}", file=sys.stderr, flush=True)
+        if options.report == "line":
+            print(report_line(False, message, kind=error.kind), flush=True)
+        return HOPELESS if error.kind in PERMANENT else FAILED
+    if options.report == "line":
+        message = "; ".join(found.get("problems", [])) or "verified"
+        print(report_line(status == 0, message, **found), flush=True)
+    elif found:
+        print(json.dumps(found, indent=1))
+    return status
 
 
 if __name__ == "__main__":

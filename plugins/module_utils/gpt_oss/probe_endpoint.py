@@ -5,6 +5,11 @@
 
 prints one JSON object with the checks, and ends with status 1 when one of them failed. Progress goes to stderr. An API
 key is taken from OPENAI_API_KEY. Standard library only, Python 3.8 and later: it runs on hosts and in any Python image.
+
+    probe_endpoint.py --place=kubernetes --report=line --url http://gpt-oss-agg-frontend:8000 --model …
+
+asks a frontend of Dynamo from a pod. A frontend is up long before its workers are, and says so with status 503 or with
+a list of models that lacks ours: there, ready means that the model is listed. The JSON object is the last line.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import argparse
 import http.client
 import json
 import os
+import signal
 import ssl
 import sys
 import time
@@ -35,10 +41,44 @@ TITLES = {
     "reasoning": "It thinks apart from its answer",
     "tool_call": "It calls a tool and uses the result",
 }
-RUNBOOK_503 = "see docs/runbooks/503-for-ever.md"
-RUNBOOK_LOAD = "see docs/runbooks/slow-or-stuck-load.md"
-RUNBOOK_OUTPUT = "see docs/runbooks/bad-output.md"
-LOG_REMEDY = "See the server's journal for the request"
+REPORTED = 200  # characters of what was seen: all checks fit the 2048 bytes that Kubernetes keeps of a log's end
+# What to do, by where the endpoint runs.
+REMEDIES = {
+    "host": {
+        "dead": "The engine behind the server is gone: see docs/runbooks/503-for-ever.md",
+        "hangs": "A worker may hang although /health says 200: see docs/runbooks/503-for-ever.md",
+        "rank died": "A rank has died and the server stays: see docs/runbooks/503-for-ever.md",
+        "loading": "It may still be loading, or stuck: see docs/runbooks/slow-or-stuck-load.md",
+        "output": "see docs/runbooks/bad-output.md",
+        "log": "See the server's journal for the request",
+        "cut": "The connection was cut: See the server's journal for the request",
+        "key": "Give endpoint_check_api_key the key that the server was started with",
+        "path": "The server does not know this path or model; compare the plan with what runs: playbooks/serve.yml",
+        "model": "Another model is served on this port; run playbooks/serve.yml to serve the planned one",
+        "other server": "Another server answers on this port",
+        "port in use": "Another server answers on this port: docs/runbooks/port-in-use.md",
+        "vocabulary": (
+            "Harmony's vocabularies are missing: run playbooks/weights.yml, and check TIKTOKEN_ENCODINGS_BASE"
+        ),
+        "no stream": "Something between here and the engine does not stream: ask the engine's own port",
+    },
+    "kubernetes": {
+        "dead": "No worker answers behind the frontend: python pulumi/diagnose.py says why each pod is not ready",
+        "hangs": "A worker hangs, or keys and values do not get from prefill to decode: see the workers' logs",
+        "rank died": "No worker is ready: python pulumi/diagnose.py says why",
+        "loading": "No worker is ready yet: python pulumi/diagnose.py says why",
+        "output": "see docs/runbooks/bad-output.md; the workers need the parsers gpt_oss and harmony",
+        "log": "See the logs of the frontend and the workers for the request",
+        "cut": "The connection was cut: see the logs of the frontend and the workers",
+        "key": "Something before the frontend asks for a key: set OPENAI_API_KEY, or ask the Service itself",
+        "path": "The frontend does not know this path or model: see which models /v1/models lists",
+        "model": "The workers serve another model under this Service, or are not discovered: see the workers' logs",
+        "other server": "Something else answers under this Service's name",
+        "port in use": "Something else answers under this Service's name",
+        "vocabulary": "Harmony's vocabularies are missing: run the download Job again; it brings them to the volume",
+        "no stream": "Something between here and the frontend does not stream: ask the Service itself",
+    },
+}
 WEATHER_TOOL = {
     "type": "function",
     "function": {
@@ -54,7 +94,7 @@ WEATHER_TOOL = {
 
 
 class ProbeError(Exception):
-    """An answer that is not what was asked for: what was seen, and what to do."""
+    """An answer that is not what was asked for: what was seen, and what to do (a key of REMEDIES)."""
 
     def __init__(self, seen: str, remedy: str) -> None:
         super().__init__(seen)
@@ -72,6 +112,12 @@ class Endpoint(NamedTuple):
     ready_within_seconds: float = 2400
     answer_seconds: float = 300
     api_key: str = ""
+    place: str = "host"
+
+    @property
+    def behind_frontend(self) -> bool:
+        """Whether a frontend answers here that is up before its workers are."""
+        return self.place == "kubernetes"
 
 
 class Health(NamedTuple):
@@ -131,30 +177,25 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Any = None) -> dict[st
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise ProbeError(f"{what}: not a JSON object: {excerpt(text)}", "Another server answers on this port")
+        raise ProbeError(f"{what}: not a JSON object: {excerpt(text)}", "other server")
     return answer
 
 
 def unanswered(endpoint: Endpoint, what: str, error: Exception) -> ProbeError:
     if isinstance(error, TimeoutError):
-        return ProbeError(
-            f"{what}: no answer within {endpoint.answer_seconds:g} s",
-            "A worker may hang although /health says 200: " + RUNBOOK_503,
-        )
-    return ProbeError(f"{what}: {reason(error)}", LOG_REMEDY)
+        return ProbeError(f"{what}: no answer within {endpoint.answer_seconds:g} s", "hangs")
+    return ProbeError(f"{what}: {reason(error)}", "log")
 
 
 def refused(status: int, text: str) -> str:
     """What to do about an answer that is an error."""
     if "vocab" in text:
-        return "Harmony's vocabularies are missing: run playbooks/weights.yml, and check TIKTOKEN_ENCODINGS_BASE"
+        return "vocabulary"
     if status in (401, 403):
-        return "Give endpoint_check_api_key the key that the server was started with"
+        return "key"
     if status == 404:
-        return "The server does not know this path or model; compare the plan with what runs: playbooks/serve.yml"
-    if status in (500, 503):
-        return "The engine behind the server is gone: " + RUNBOOK_503
-    return LOG_REMEDY
+        return "path"
+    return "dead" if status in (500, 503) else "log"
 
 
 def reason(error: Exception) -> str:
@@ -194,7 +235,7 @@ def check(
         "ok": ok,
         "seen": seen,
         "expected": expected,
-        "remedy": (remedy or LOG_REMEDY) if ok is False else "",
+        "remedy": REMEDIES[endpoint.place].get(remedy or "log", remedy) if ok is False else "",
     }
 
 
@@ -221,10 +262,10 @@ def not_ready_check(endpoint: Endpoint, seen: str, remedy: str) -> dict[str, Any
 
 def not_ready_remedy(last: Health) -> str:
     if last.status is None:
-        return "It may still be loading, or stuck: " + RUNBOOK_LOAD
+        return "loading"
     if last.status == 503:
-        return "A rank has died and the server stays: " + RUNBOOK_503
-    return "Another server answers on this port: docs/runbooks/port-in-use.md"
+        return "rank died"
+    return "loading" if last.status == 200 else "port in use"
 
 
 def run_probes(endpoint: Endpoint, probes: list[str]) -> list[dict[str, Any]]:
@@ -260,12 +301,17 @@ def skipped(endpoint: Endpoint, probes: list[str], why: str) -> list[dict[str, A
 # -- the probes --------------------------------------------------------------------------------------------------
 
 
-def probe_model(endpoint: Endpoint) -> str:
+def models(endpoint: Endpoint) -> list[str]:
+    """The ids that the server lists."""
     data = ask(endpoint, "GET", "/v1/models").get("data")
-    names = [str(entry.get("id")) for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    return [str(entry.get("id")) for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+
+
+def probe_model(endpoint: Endpoint) -> str:
+    names = models(endpoint)
     seen = ", ".join(names) or "no model"
     if endpoint.model not in names:
-        raise ProbeError(seen, "Another model is served on this port; run playbooks/serve.yml to serve the planned one")
+        raise ProbeError(seen, "model")
     return seen
 
 
@@ -281,9 +327,9 @@ def choice_of(answer: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         choice = answer["choices"][0]
         message = choice["message"]
     except (KeyError, IndexError, TypeError):
-        raise ProbeError(f"an answer without a message: {excerpt(json.dumps(answer))}", LOG_REMEDY) from None
+        raise ProbeError(f"an answer without a message: {excerpt(json.dumps(answer))}", "log") from None
     if not isinstance(message, dict):
-        raise ProbeError(f"an answer without a message: {excerpt(json.dumps(answer))}", LOG_REMEDY)
+        raise ProbeError(f"an answer without a message: {excerpt(json.dumps(answer))}", "log")
     return message, choice.get("finish_reason")
 
 
@@ -301,7 +347,7 @@ def probe_completion(endpoint: Endpoint) -> str:
     usage = answer.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     if not text.strip():
-        raise ProbeError(f"no text (finish_reason {finish}, {tokens} tokens)", RUNBOOK_OUTPUT)
+        raise ProbeError(f"no text (finish_reason {finish}, {tokens} tokens)", "output")
     return f"{tokens} tokens in {seconds:.1f} s: {excerpt(text, 60)}"
 
 
@@ -320,10 +366,7 @@ def probe_stream(endpoint: Endpoint) -> str:
                         f"POST {path}: status {response.status}: {excerpt(text)}",
                         refused(response.status, text),
                     )
-                raise ProbeError(
-                    f"the whole answer at once, as {kind or 'nothing'}",
-                    "Something between here and the engine does not stream: ask the engine's own port",
-                )
+                raise ProbeError(f"the whole answer at once, as {kind or 'nothing'}", "no stream")
             return read_stream(response, started)
         finally:
             connection.close()
@@ -344,9 +387,9 @@ def read_stream(response: Any, started: float) -> str:
         try:
             event = json.loads(data)
         except ValueError:
-            raise ProbeError(f"an event that is not JSON: {excerpt(data)}", LOG_REMEDY) from None
+            raise ProbeError(f"an event that is not JSON: {excerpt(data)}", "log") from None
         if not isinstance(event, dict) or "error" in event:
-            raise ProbeError(f"an error in the stream: {excerpt(data)}", LOG_REMEDY)
+            raise ProbeError(f"an error in the stream: {excerpt(data)}", "log")
         for choice in event.get("choices") or []:
             delta = choice.get("delta") or {}
             piece = str(delta.get("content") or "") + reasoning_of(delta)
@@ -356,9 +399,9 @@ def read_stream(response: Any, started: float) -> str:
                 text += piece
             finish = choice.get("finish_reason") or finish
     else:
-        raise ProbeError(f"{events} events, then the end without [DONE]", "The connection was cut: " + LOG_REMEDY)
+        raise ProbeError(f"{events} events, then the end without [DONE]", "cut")
     if events < 2 or finish is None:
-        raise ProbeError(f"{events} event(s) with text, finish_reason {finish}: {excerpt(text)}", RUNBOOK_OUTPUT)
+        raise ProbeError(f"{events} event(s) with text, finish_reason {finish}: {excerpt(text)}", "output")
     return f"{events} events, the first after {first:.2f} s: {excerpt(text, 60)}"
 
 
@@ -366,7 +409,7 @@ def require_clean(text: str) -> None:
     """Raw Harmony tokens in an answer mean that its channels were not taken apart."""
     for marker in MARKERS:
         if marker in text:
-            raise ProbeError(f"raw Harmony token {marker} in the answer: {excerpt(text)}", RUNBOOK_OUTPUT)
+            raise ProbeError(f"raw Harmony token {marker} in the answer: {excerpt(text)}", "output")
 
 
 def probe_reasoning(endpoint: Endpoint) -> str:
@@ -377,9 +420,9 @@ def probe_reasoning(endpoint: Endpoint) -> str:
     content, reasoning = str(message.get("content") or ""), reasoning_of(message)
     require_clean(content + reasoning)
     if not reasoning.strip():
-        raise ProbeError(f"no reasoning; content {excerpt(content)!r}", RUNBOOK_OUTPUT)
+        raise ProbeError(f"no reasoning; content {excerpt(content)!r}", "output")
     if "391" not in content:
-        raise ProbeError(f"content {excerpt(content)!r} (finish_reason {finish})", RUNBOOK_OUTPUT)
+        raise ProbeError(f"content {excerpt(content)!r} (finish_reason {finish})", "output")
     return f"{excerpt(content, 40)}, after {len(reasoning)} characters of reasoning"
 
 
@@ -393,7 +436,7 @@ def probe_tool_call(endpoint: Endpoint) -> str:
     content = str(message.get("content") or "")
     require_clean(content)
     if not calls:
-        raise ProbeError(f"no tool call (finish_reason {finish}): {excerpt(content)}", RUNBOOK_OUTPUT)
+        raise ProbeError(f"no tool call (finish_reason {finish}): {excerpt(content)}", "output")
     call = calls[0]
     function = call.get("function") or {}
     name, arguments = function.get("name"), function.get("arguments")
@@ -402,7 +445,7 @@ def probe_tool_call(endpoint: Endpoint) -> str:
     except (TypeError, ValueError, KeyError):
         city = None
     if name != "get_temperature" or "paris" not in str(city).lower():
-        raise ProbeError(f"a call of {name} with {excerpt(arguments)}", RUNBOOK_OUTPUT)
+        raise ProbeError(f"a call of {name} with {excerpt(arguments)}", "output")
     answer = {"role": "assistant", "content": message.get("content"), "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": call.get("id"), "content": json.dumps({"celsius": 17})}
     body["messages"] = [{"role": "user", "content": text}, answer, result]
@@ -410,7 +453,7 @@ def probe_tool_call(endpoint: Endpoint) -> str:
     content = str(message.get("content") or "")
     require_clean(content)
     if "17" not in content:
-        raise ProbeError(f"after the call: {excerpt(content)!r} (finish_reason {finish})", RUNBOOK_OUTPUT)
+        raise ProbeError(f"after the call: {excerpt(content)!r} (finish_reason {finish})", "output")
     return f"get_temperature({city}), then: {excerpt(content, 60)}"
 
 
@@ -486,6 +529,7 @@ class Wait:
         self.last = Health(None, "not asked")
         self.started = time.monotonic()
         self.asked: float | None = None
+        self.listed = True
 
     @property
     def elapsed(self) -> float:
@@ -494,15 +538,16 @@ class Wait:
     def look(self) -> dict[str, Any] | None:
         """The health check, once it can be judged: ready, or given up."""
         now = time.monotonic()
-        self.last = health(self.endpoint)
-        if self.last.status == 200:
+        self.last = self._look()
+        if self.last.status == 200 and self.listed:
             return ready_check(self.endpoint, self.elapsed if self.elapsed > POLL_SECONDS else None)
         if self.last.status == 503:
             self.unhealthy += now - self.asked if self.asked is not None else 0.0
         else:
             self.unhealthy = 0.0
         self.asked = now
-        if self.unhealthy >= min(UNHEALTHY_SECONDS, self.endpoint.ready_within_seconds):
+        given_up = self.unhealthy >= min(UNHEALTHY_SECONDS, self.endpoint.ready_within_seconds)
+        if given_up and not self.endpoint.behind_frontend:
             seen = f"{self.last.seen} for {self.unhealthy:.0f} s"
             return not_ready_check(self.endpoint, seen, not_ready_remedy(self.last))
         if self.elapsed >= self.endpoint.ready_within_seconds:
@@ -510,25 +555,54 @@ class Wait:
             return not_ready_check(self.endpoint, seen, not_ready_remedy(self.last))
         return None
 
+    def _look(self) -> Health:
+        """One look; behind a frontend, at its list of models too, as its health says nothing of them."""
+        found = health(self.endpoint)
+        if found.status == 200 and self.endpoint.behind_frontend:
+            try:
+                names = models(self.endpoint._replace(answer_seconds=10))
+            except ProbeError as error:
+                self.listed = False
+                return found._replace(seen=error.seen)
+            self.listed = self.endpoint.model in names
+            if not self.listed:
+                return found._replace(seen=f"status 200, models listed: {', '.join(names) or 'none'}")
+        return found
+
     def state(self) -> dict[str, Any]:
         return {"waited": self.elapsed, "unhealthy": self.unhealthy, "seen": self.last.seen}
+
+
+def report(ok: bool, checks: list[dict[str, Any]]) -> str:
+    """Everything in one line, short enough to be kept whole."""
+    kept = ("id", "ok", "seen", "remedy")
+    short = [{key: excerpt(check[key], REPORTED) if key == "seen" else check[key] for key in kept} for check in checks]
+    first = next((check for check in checks if check["ok"] is False), None)
+    message = f"{first['title']}: no: {first['seen']}" if first else "every probe was answered as it should be"
+    return json.dumps({"program": "probe_endpoint", "ok": ok, "message": excerpt(message, REPORTED), "checks": short})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Ask an OpenAI-compatible endpoint whether it answers as it should.")
     parser.add_argument("--url", required=True, help="such as http://127.0.0.1:8000")
     parser.add_argument("--model", required=True, help="the id that /v1/models must list")
-    parser.add_argument("--name", default="0", help="of the process, for the checks' ids")
+    parser.add_argument("--name", default="0", help="of the process or graph, for the checks' ids")
     parser.add_argument("--health-path", default="/health")
     parser.add_argument("--wait", type=float, default=2400, help="seconds to wait until it is ready")
     parser.add_argument("--answer-timeout", type=float, default=300, help="seconds that one answer may take")
     parser.add_argument("--progress", type=float, default=15, help="seconds between two lines of progress")
     parser.add_argument("--probes", default=",".join(PROBES[:4]), help="comma-separated: " + ",".join(PROBES))
+    parser.add_argument("--place", choices=sorted(REMEDIES), default="host", help="where the endpoint runs")
+    parser.add_argument(
+        "--report", choices=("text", "line"), default="text", help="the result for people, or in a line"
+    )
     given = parser.parse_args()
     probes = [word for word in given.probes.split(",") if word]
     for word in probes:
         if word not in PROBES:
             parser.error("--probes: {} is not a probe; allowed: {}".format(word, ", ".join(PROBES)))
+    # As process 1 of a container nothing ends this but what it asks for.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     endpoint = Endpoint(
         name=given.name,
         url=given.url.rstrip("/"),
@@ -537,6 +611,7 @@ def main() -> int:
         ready_within_seconds=given.wait,
         answer_seconds=given.answer_timeout,
         api_key=os.environ.get("OPENAI_API_KEY", ""),
+        place=given.place,
     )
     wait, told = Wait(endpoint), time.monotonic()
     first = wait.look()
@@ -550,7 +625,13 @@ def main() -> int:
     ready = first["ok"] is True
     checks = [first] + (run_probes(endpoint, probes) if ready else skipped(endpoint, probes, "not asked: not ready"))
     ok = not any(entry["ok"] is False for entry in checks)
-    print(json.dumps({"ok": ok, "checks": checks}, indent=2))
+    if given.report == "line":
+        for entry in checks:
+            mark = {True: "ok", False: "no", None: "--"}[entry["ok"]]
+            print(f"{mark}  {entry['title']}: {entry['seen']}", flush=True)
+        print(report(ok, checks), flush=True)
+    else:
+        print(json.dumps({"ok": ok, "checks": checks}, indent=2))
     return 0 if ok else 1
 
 

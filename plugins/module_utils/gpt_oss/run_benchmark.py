@@ -8,6 +8,9 @@
 benchmark.json, benchmark.csv, benchmark.png, and AIPerf's own exports of every point. It ends with status 1 when a
 point failed: AIPerf failed, a request failed, or the figures make no sense. An API key is taken from OPENAI_API_KEY.
 Standard library only, Python 3.8 and later; the interpreter beside AIPerf, which has matplotlib, draws the picture.
+
+Without --aiperf it is the package of the interpreter that runs this, as in a container. With --report=line the last
+line on stdout is one JSON object, whatever happened.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import importlib.util
 import inspect
 import io
 import json
@@ -30,6 +34,7 @@ from typing import Any, NamedTuple
 EXPORT = "profile_export_aiperf.json"
 EXPORTS = (EXPORT, "profile_export_aiperf.csv", "aiperf.log")
 LOG_LINES = 15
+REPORTED = 1000  # characters of a message: with the rest it fits the 2048 bytes that Kubernetes keeps of a log's end
 SEED = 100
 # A request for N tokens, with no end of text before them, gets N; with fewer, something else was measured.
 LEAST_OUTPUT = 0.9
@@ -96,6 +101,11 @@ class Target(NamedTuple):
     tokenizer: str
     tokenizer_cache: str  # a Hugging Face cache that has the tokenizer; empty is the user's own, or the Hub
     timeout_seconds: float
+    tokenizer_revision: str = ""  # a commit; empty is the cache's or the Hub's current one
+    workers: int = 0  # processes that send requests, at most; 0 leaves it to AIPerf
+    record_processors: int = 0
+    dataset_entries: int = 0  # different prompts, at most; 0 is one for each request
+    home: str = ""  # AIPerf's home directory; empty is the point's own
 
 
 def points(shapes: list[Shape], concurrency: list[int]) -> list[Point]:
@@ -134,13 +144,12 @@ def configuration(point: Point, target: Target) -> dict[str, Any]:
             {**phase, "name": "warmup", "requests": requests, "concurrency": warmup, "excludeFromResults": True}
         )
     phases.append({**phase, "name": "profiling", "requests": point.requests})
+    entries = min(point.requests, target.dataset_entries or point.requests)
     return {
         "schemaVersion": "2.0",
         "models": [target.model],
         "endpoint": endpoint,
-        "datasets": [
-            {"name": "main", "type": "synthetic", "entries": point.requests, "randomSeed": SEED, "prompts": lengths}
-        ],
+        "datasets": [{"name": "main", "type": "synthetic", "entries": entries, "randomSeed": SEED, "prompts": lengths}],
         "phases": phases,
     }
 
@@ -153,6 +162,11 @@ def environment(target: Target, home: Path) -> dict[str, str]:
     return variables
 
 
+def program(aiperf: str) -> list[str]:
+    """The command, or the package of this interpreter."""
+    return [aiperf] if aiperf else [sys.executable, "-m", "aiperf"]
+
+
 def run_point(point: Point, target: Target, directory: Path) -> dict[str, Any]:
     """Run AIPerf and judge what it says. The exports and its log end up in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -162,14 +176,27 @@ def run_point(point: Point, target: Target, directory: Path) -> dict[str, Any]:
     settings = directory / "aiperf.yaml"
     settings.write_text(json.dumps(configuration(point, target), indent=2) + "\n", encoding="utf-8")
     command = [
-        *(target.aiperf, "profile", "--config", str(settings), "--tokenizer", target.tokenizer, "--ui", "none"),
+        *(
+            *program(target.aiperf),
+            "profile",
+            "--config",
+            str(settings),
+            "--tokenizer",
+            target.tokenizer,
+            "--ui",
+            "none",
+        ),
+        *(("--tokenizer-revision", target.tokenizer_revision) if target.tokenizer_revision else ()),
+        *(("--workers-max", str(target.workers)) if target.workers else ()),
+        *(("--record-processors", str(target.record_processors)) if target.record_processors else ()),
         *("--artifact-dir", str(directory), "--export-level", "summary"),
         # TensorRT-LLM's /metrics can be read once only; what watches the server shall not lose it.
         *("--no-server-metrics", "--no-gpu-telemetry"),
     ]
     log = directory / "aiperf.log"
+    home = Path(target.home) if target.home else directory
     with log.open("wb") as output:
-        status = run(command, environment(target, directory), output, target.timeout_seconds)
+        status = run(command, environment(target, home), output, target.timeout_seconds)
     result = judge(point, directory / EXPORT, status)
     if result["problem"]:
         result["log"] = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
@@ -178,6 +205,8 @@ def run_point(point: Point, target: Target, directory: Path) -> dict[str, Any]:
 
 def run(command: list[str], variables: dict[str, str], output: Any, seconds: float) -> int:
     """The exit status; 124 when the time was up, and 127 when there is no such program."""
+    if command[1:3] == ["-m", "aiperf"] and importlib.util.find_spec("aiperf") is None:
+        return 127
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is an open file
     try:
@@ -326,7 +355,7 @@ def write_results(directory: Path, target: Target, about: dict[str, Any], result
 
 def draw_with(aiperf: str, directory: Path) -> str:
     """Draw with the interpreter beside AIPerf; what went wrong, or an empty string."""
-    python = Path(aiperf).parent / "python"
+    python = Path(aiperf).parent / "python" if aiperf else Path(sys.executable)
     # As text: inside an Ansible module this file lies in an archive.
     source = inspect.getsource(sys.modules[__name__])
     command = [str(python), "-", "--draw", str(directory)]
@@ -394,41 +423,119 @@ def collect(directory: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     return {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
 
 
+def input_config(point: Point, target: Target, gpus: int, about: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, under the names that Dynamo's recipes use."""
+    return {
+        "gpu_count": gpus,
+        "concurrency_per_gpu": point.concurrency / gpus,
+        "total_concurrency": point.concurrency,
+        "request_count": point.requests,
+        "isl": point.shape.input_tokens,
+        "osl": point.shape.output_tokens,
+        "endpoint": target.urls[0],
+        "model endpoint": target.model,
+        **about,
+    }
+
+
+def report(directory: Path, results: list[dict[str, Any]], gpus: int, unfinished: str) -> str:
+    """How it went, in one line."""
+    total = summary(results)
+    rate = total["output_tokens_per_second"]
+    ok = total["ok"] and not unfinished
+    message = unfinished or "; ".join(line(result) for result in results)
+    found = {
+        **total,
+        "program": "run_benchmark",
+        "ok": ok,
+        "message": message[:REPORTED],
+        "output_tokens_per_second_per_gpu": round(rate / gpus, 1) if gpus else None,
+        "artifacts": str(directory),
+    }
+    return json.dumps(found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure an OpenAI-compatible endpoint with AIPerf.")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="only draw benchmark.png from DIR/benchmark.json")
-    parser.add_argument("--aiperf", default="aiperf", help="the program, in its virtual environment")
+    parser.add_argument("--aiperf", default="", help="the program, in its virtual environment")
     parser.add_argument("--url", action="append", default=[], help="may be repeated: requests take turns")
     parser.add_argument("--model", help="as /v1/models lists it")
     parser.add_argument("--tokenizer", help="a repository of the Hub; the model, unless given")
+    parser.add_argument("--tokenizer-revision", default="", help="its commit")
     parser.add_argument("--tokenizer-cache", default="", help="a Hugging Face cache that has it; no network then")
     parser.add_argument("--shapes", type=Path, help="JSON file")
+    parser.add_argument("--shape", action="append", default=[], metavar="JSON", help="one shape; instead of --shapes")
     parser.add_argument("--concurrency", type=int, action="append", default=[], help="instead of the shapes' own")
+    parser.add_argument("--workers", type=int, default=0, help="processes that send requests, at most")
+    parser.add_argument("--record-processors", type=int, default=0, help="processes that take the answers' measure")
+    parser.add_argument("--dataset-entries", type=int, default=0, help="different prompts, at most")
+    parser.add_argument("--gpus", type=int, default=0, help="what serves: figures for each GPU, and input_config.json")
+    parser.add_argument("--about", type=json.loads, default={}, metavar="JSON", help="to be kept with the results")
+    parser.add_argument("--home", default="", help="AIPerf's home directory; the results' own, unless given")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds that one point may take")
+    parser.add_argument("--report", choices=("text", "line"), default="text", help="end with a line for programs")
     parser.add_argument("--output", type=Path, default=Path("results"))
     given = parser.parse_args()
     if given.draw:
         draw(given.draw)
         return 0
-    if not given.url or not given.model or not given.shapes:
-        parser.error("--url, --model and --shapes are needed")
+    if not given.url or not given.model or not (given.shapes or given.shape):
+        parser.error("--url, --model and --shapes or --shape are needed")
     try:
-        shapes = read_shapes(given.shapes.read_text(encoding="utf-8"))
+        text = "[" + ",".join(given.shape) + "]" if given.shape else given.shapes.read_text(encoding="utf-8")
+        shapes = read_shapes(text)
     except (OSError, ValueError) as error:
-        parser.error(f"--shapes {given.shapes}: {error}")
+        parser.error(f"--shapes {given.shapes or given.shape}: {error}")
     tokenizer = given.tokenizer or given.model
-    target = Target(given.aiperf, given.url, given.model, tokenizer, given.tokenizer_cache, given.timeout)
-    results = []
-    for point in points(shapes, given.concurrency):
-        results.append(run_point(point, target, given.output.resolve() / point.name))
-        print(line(results[-1]), flush=True)
-        for said in results[-1].get("log", []):
-            print(f"    {said}", file=sys.stderr)
-    write_results(given.output, target, {}, results)
-    problem_drawing = draw_with(given.aiperf, given.output.resolve())
-    if problem_drawing:
-        print(f"no picture: {problem_drawing}", file=sys.stderr)
-    return 0 if summary(results)["ok"] and not problem_drawing else 1
+    target = Target(
+        aiperf=given.aiperf,
+        urls=given.url,
+        model=given.model,
+        tokenizer=tokenizer,
+        tokenizer_cache=given.tokenizer_cache,
+        timeout_seconds=given.timeout,
+        tokenizer_revision=given.tokenizer_revision,
+        workers=given.workers,
+        record_processors=given.record_processors,
+        dataset_entries=given.dataset_entries,
+        home=given.home,
+    )
+    # As process 1 of a container nothing ends this but what it asks for, and AIPerf must not outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    directory = given.output.resolve()
+    results: list[dict[str, Any]] = []
+    unfinished = "stopped before it was done"
+    try:
+        for point in points(shapes, given.concurrency):
+            measure(point, target, directory, given.gpus, given.about, results)
+        write_results(directory, target, given.about, results)
+        problem_drawing = draw_with(given.aiperf, directory)
+        unfinished = f"no picture: {problem_drawing}" if problem_drawing else ""
+    except OSError as error:
+        unfinished = f"{error.filename or directory}: {error.strerror or error}"
+    finally:
+        if unfinished:
+            print(unfinished, file=sys.stderr, flush=True)
+        if given.report == "line":
+            print(report(directory, results, given.gpus, unfinished), flush=True)
+    return 0 if summary(results)["ok"] and not unfinished else 1
+
+
+def measure(
+    point: Point, target: Target, directory: Path, gpus: int, about: dict[str, Any], results: list[dict[str, Any]]
+) -> None:
+    """Run one point, keep its result, and tell."""
+    where = directory / point.name
+    print(f"{point.shape.name}, concurrency {point.concurrency}: {point.requests} requests to come", flush=True)
+    if gpus:
+        where.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(input_config(point, target, gpus, about), indent=2) + "\n"
+        (where / "input_config.json").write_text(text, encoding="utf-8")
+    results.append(run_point(point, target, where))
+    print(line(results[-1]), flush=True)
+    for said in results[-1].get("log", []):
+        print(f"    {said}", file=sys.stderr)
 
 
 if __name__ == "__main__":
