@@ -47,6 +47,10 @@ def known_variables() -> set[str]:
     return operator_inputs(ROOT)
 
 
+def settings_of_pulumi() -> set[str]:
+    return set(yaml.safe_load((ROOT / "pulumi" / "Pulumi.yaml").read_text())["config"])
+
+
 def plays_of(playbook: Path) -> Iterator[dict[str, object]]:
     for play in yaml.safe_load(playbook.read_text()):
         imported = play.get("ansible.builtin.import_playbook")
@@ -138,12 +142,12 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS])
 def test_variables_in_text_exist(document: Path) -> None:
-    """Words in backticks that look like an input of a role or of the fleet are one."""
+    """Words in backticks that look like an input of a role or of the fleet are one, or a setting of pulumi/."""
     prefixes = ("serving_", *(f"{name}_" for name in role_names()))
     modules = {path.stem for path in ROOT.glob("plugins/*/*.py")}
     words = set(re.findall(r"`([a-z][a-z0-9_]*[a-z0-9])`", document.read_text()))
     inputs = {word for word in words if word.startswith(prefixes)} - modules - role_names() - {"serving_catalog"}
-    assert not inputs - known_variables()
+    assert not inputs - known_variables() - settings_of_pulumi()
 
 
 @pytest.mark.parametrize("runbook", [pytest.param(path, id=path.stem) for path in RUNBOOKS if path.stem != "README"])
