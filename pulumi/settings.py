@@ -108,7 +108,8 @@ class Settings(Part):
 
     @property
     def kubeconfig_path(self) -> Path:
-        return Path(self.kubeconfig).expanduser()
+        """Absolute: the provider is a process of its own, with a directory of its own."""
+        return Path(self.kubeconfig).expanduser().absolute()
 
     @property
     def makes_token_secret(self) -> bool:

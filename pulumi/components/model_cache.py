@@ -13,7 +13,7 @@ from serving_catalog.graphs import GraphPlan
 class ModelCache(pulumi.ComponentResource):
     """The claim, made or used, with verified weights and encodings on it."""
 
-    claim: pulumi.CustomResource | None
+    claim: pulumi.CustomResource | None = None
     programs: pulumi.CustomResource
     download: pulumi.CustomResource
 
@@ -27,7 +27,8 @@ class ModelCache(pulumi.ComponentResource):
         opts: ResourceOptions,
     ) -> None:
         super().__init__("gpt-oss:components:ModelCache", name, {}, opts)
-        self.claim = kubernetes_object("claim", plan.claim, kept(self, keeper)) if plan.claim is not None else None
+        if plan.claim is not None:
+            self.claim = kubernetes_object("claim", plan.claim, kept(self, keeper, on_failure))
         self.programs = kubernetes_object("programs", plan.programs, ResourceOptions(parent=self))
         self.download = kubernetes_object(
             "download",

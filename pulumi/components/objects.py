@@ -69,11 +69,10 @@ def timeouts(seconds: int) -> CustomTimeouts:
     return CustomTimeouts(create=text, update=text)
 
 
-def kept(parent: pulumi.Resource, keeper: kubernetes.Provider | None) -> ResourceOptions:
-    """Options of a child that destroy leaves and the next up takes back, where there is a `keeper`.
-
-    The keeper is a provider that may take over what exists. The checks before have seen that it is this stack's own.
-    """
+def kept(
+    parent: pulumi.Resource, keeper: kubernetes.Provider | None, hooks: pulumi.ResourceHookBinding | None = None
+) -> ResourceOptions:
+    """Options of a child that destroy leaves and the next up takes back, where there is a keeper."""
     if keeper is None:
-        return ResourceOptions(parent=parent)
-    return ResourceOptions(parent=parent, provider=keeper, retain_on_delete=True)
+        return ResourceOptions(parent=parent, hooks=hooks)
+    return ResourceOptions(parent=parent, hooks=hooks, provider=keeper, retain_on_delete=True)

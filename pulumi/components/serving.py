@@ -11,6 +11,7 @@ from pulumi import ResourceOptions
 from components.objects import kubernetes_object, registered, timeouts
 from serving_catalog.graphs import GraphPlan
 from serving_catalog.graphs.objects import DynamoGraphDeployment
+from settings import Settings
 
 
 class Serving(pulumi.ComponentResource):
@@ -28,8 +29,7 @@ class Serving(pulumi.ComponentResource):
         name: str,
         *,
         plan: GraphPlan,
-        owned_replicas: Collection[str],
-        free_replicas: Collection[str],
+        settings: Settings,
         on_failure: pulumi.ResourceHookBinding,
         opts: ResourceOptions,
     ) -> None:
@@ -43,7 +43,7 @@ class Serving(pulumi.ComponentResource):
         self.graph = registered(
             DynamoGraphDeployment,
             "graph",
-            without_free_replicas(plan.graph.manifest(), owned_replicas, free_replicas),
+            without_free_replicas(plan.graph.manifest(), settings.replicas, settings.scaled_elsewhere),
             ResourceOptions(
                 parent=self,
                 depends_on=[engine_config, *policies],
