@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,7 +26,6 @@ import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
-from kubernetes.config import ConfigException
 
 from serving_catalog.checks.cluster import (
     GRAPH_GROUP,
@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 20.0
-WHOLE_SECONDS = 60.0  # for everything together; what has not answered by then is unread
+WHOLE_SECONDS = 40.0  # for everything together; what has not answered by then is unread
+PLUGIN_SECONDS = 30.0  # for the kubeconfig's credential plugin, which the client itself would wait for without end
 LOG_SECONDS = 8.0
 PAGE = 500
 LOG_LINES = 60
@@ -203,6 +204,8 @@ def _reason(error: BaseException) -> str:
     inner: BaseException = error
     while isinstance(inner, urllib3.exceptions.MaxRetryError) and inner.reason is not None:
         inner = inner.reason
+    if isinstance(inner, urllib3.exceptions.NewConnectionError):  # a time-out too, by its class
+        return _first_line(str(inner).rsplit(": ", 1)[-1])
     if isinstance(inner, urllib3.exceptions.ConnectTimeoutError):
         return f"no connection within {CONNECT_SECONDS:.0f} s"
     if isinstance(inner, urllib3.exceptions.ReadTimeoutError):
@@ -218,15 +221,25 @@ class Reader:
     def __init__(self, path: Path, context: str, namespace: str, contexts: Sequence[str]) -> None:
         self.namespace = namespace
         settings = client.Configuration()
-        with _heard() as lines:
+        failed: list[BaseException] = []
+
+        def load() -> None:
             try:
                 config.load_kube_config(  # type: ignore[no-untyped-call]
                     config_file=str(path), context=context, client_configuration=settings, persist_config=False
                 )
-            except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
-                raise AccessError("credentials", _first_line(error), contexts) from None
-        if lines:
-            raise AccessError("credentials", _first_line(lines[0]) + _plugin_hint(path, context), contexts)
+            except Exception as error:  # whatever is in that file, or comes of its plugin
+                failed.append(error)
+
+        loader = threading.Thread(target=load, daemon=True, name="kubeconfig")
+        with _heard() as lines:
+            loader.start()
+            loader.join(PLUGIN_SECONDS)
+        hint = _plugin_hint(path, context)
+        if loader.is_alive():
+            raise AccessError("credentials", f"no credentials within {PLUGIN_SECONDS:.0f} s{hint}", contexts)
+        if failed or lines:
+            raise AccessError("credentials", _first_line(failed[0] if failed else lines[0]) + hint, contexts)
         self.server, self.contexts = str(settings.host), contexts
         if urlsplit(self.server).hostname in ("127.0.0.1", "localhost", "::1"):
             settings.proxy = None  # as kubectl does
@@ -553,12 +566,14 @@ def _refusal(status: int, data: bytes) -> str:
 
 
 def _plugin_hint(path: Path, context: str) -> str:
-    """Whether the context's credential plugin is missing on this machine."""
+    """The context's credential plugin, and whether it is missing on this machine."""
     content = yaml.safe_load(path.read_text())
-    contexts = {entry["name"]: entry.get("context") or {} for entry in content.get("contexts") or ()}
-    users = {entry["name"]: entry.get("user") or {} for entry in content.get("users") or ()}
+    contexts = {entry.get("name"): entry.get("context") or {} for entry in content.get("contexts") or ()}
+    users = {entry.get("name"): entry.get("user") or {} for entry in content.get("users") or ()}
     command = ((users.get(contexts[context].get("user")) or {}).get("exec") or {}).get("command")
-    return f"; {command} is not on PATH" if command and shutil.which(command) is None else ""
+    if not command:
+        return ""
+    return f" (from {command})" if shutil.which(command) else f" ({command} is not on PATH)"
 
 
 def _speakers(pods: Iterable[Thing]) -> list[tuple[str, str, bool]]:
