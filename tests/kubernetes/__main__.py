@@ -9,7 +9,7 @@ import time
 from . import build, cluster
 from .build import KubernetesError, say
 
-DIRECTORY = cluster.BUILD / "up"
+DIRECTORY = build.CACHE / "up"  # not among build results: `make clean` would lose sight of what runs
 
 
 def main() -> int:

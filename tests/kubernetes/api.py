@@ -83,14 +83,21 @@ class Api:
 
     def _send(self, method: str, target: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, str, bytes]:
         kept: http.client.HTTPSConnection | None = getattr(self._connections, "one", None)
-        for connection in [kept] if kept else []:
-            try:
-                return _exchange(connection, method, target, data, headers)
-            except (http.client.RemoteDisconnected, ConnectionError):
-                connection.close()  # the server ended an idle connection: once more with a fresh one
-        connection = http.client.HTTPSConnection(self._host, context=self._tls, timeout=60)
+        self._connections.one = None  # kept again only after an exchange that went well
+        connection = kept or self._connection(60)
+        try:
+            answer = _exchange(connection, method, target, data, headers)
+        except (http.client.RemoteDisconnected, ConnectionError):
+            connection.close()
+            if kept is None:
+                raise
+            connection = self._connection(60)  # the server ended an idle connection: once more with a fresh one
+            answer = _exchange(connection, method, target, data, headers)
         self._connections.one = connection
-        return _exchange(connection, method, target, data, headers)
+        return answer
+
+    def _connection(self, seconds: float) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._host, context=self._tls, timeout=seconds)
 
     def resource(self, api_version: str, kind: str) -> Resource:
         """Where a kind lives; asks the server, since definitions come and go."""
@@ -182,7 +189,7 @@ class Api:
         """Changes after a resource version, as (ADDED|MODIFIED|DELETED, object), for a bounded time."""
         path = self.resource(api_version, kind).path(namespace, None)
         query = {"watch": "true", "resourceVersion": since, "timeoutSeconds": str(max(1, round(seconds)))}
-        connection = http.client.HTTPSConnection(self._host, context=self._tls, timeout=seconds + 10)
+        connection = self._connection(seconds + 10)
         try:
             connection.request("GET", f"{path}?{urlencode(query)}", headers={"Accept": "application/json"})
             response = connection.getresponse()

@@ -240,10 +240,14 @@ def start(programs: Programs, directory: Path, *, outlives_us: bool = False) -> 
 
 
 def attach(directory: Path) -> Cluster | None:
-    """The cluster that an earlier `up` left running in a directory."""
+    """The cluster that an earlier `up` left running in a directory, whole."""
     plane = control_plane.running(directory)
     if plane is None:
         return None
+    if ended := plane.ended():
+        raise KubernetesError(
+            f"{', '.join(ended)} ended by itself; logs in {plane.logs}; `python -m tests.kubernetes down` ends the rest"
+        )
     return Cluster(plane, has_dynamo=bool(plane.api().find(*DYNAMO_DEFINITION)))
 
 
@@ -287,7 +291,7 @@ def install_dynamo_definitions(api: Api) -> bool:
     def established() -> bool:
         for name in names:
             live = api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", name)
-            conditions = {each["type"]: each["status"] for each in live.get("status", {}).get("conditions", [])}
+            conditions = {each["type"]: each["status"] for each in (live.get("status", {}).get("conditions") or [])}
             if conditions.get("Established") != "True":
                 return False
         return True

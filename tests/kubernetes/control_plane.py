@@ -64,9 +64,14 @@ class ControlPlane:
     def api(self) -> Api:
         return Api(self.kubeconfig, self.context)
 
-    def ended(self) -> dict[str, int]:
-        """Programs that ended although nobody asked, with their exit status."""
-        return {name: code for name, child in self._children.items() if (code := child.poll()) is not None}
+    def ended(self) -> list[str]:
+        """Programs that ended although nobody asked."""
+        ended = []
+        for name, pid in self.pids.items():
+            child = self._children.get(name)
+            if child.poll() is not None if child else not _is_ours(pid, self.directory):
+                ended.append(name)
+        return ended
 
     def stop(self) -> None:
         """End every process, last started first. Asked first, then made to: nothing here outlives its test."""
@@ -95,14 +100,13 @@ class ControlPlane:
 
 
 def running(directory: Path) -> ControlPlane | None:
-    """What an earlier process started in a directory, if it still runs."""
+    """What an earlier process started in a directory, if any of it still runs."""
     try:
         saved = json.loads((directory / STATE).read_text())
     except FileNotFoundError:
         return None
     plane = ControlPlane(directory, Path(saved["kubeconfig"]), saved["server"], saved["version"], saved["pids"])
-    alive = {name: pid for name, pid in plane.pids.items() if _is_ours(pid, directory)}
-    return plane if alive else None
+    return plane if len(plane.ended()) < len(plane.pids) else None
 
 
 def start(programs: Programs, directory: Path, *, outlives_us: bool = False) -> ControlPlane:

@@ -42,6 +42,7 @@ def cluster(control_plane_programs: build.Programs, request: pytest.FixtureReque
         yield cluster
     finally:
         cluster.plane.stop()
+        shutil.rmtree(directory / "etcd", ignore_errors=True)  # logs are what is worth keeping
         if request.session.testsfailed == failures_before:
             shutil.rmtree(directory)
 
@@ -75,6 +76,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and isinstance(cluster, Cluster):  # type: ignore[attr-defined]
         plane = cluster.plane
-        ended = f"ended by themselves: {plane.ended()}\n" if plane.ended() else ""
+        ended = f"ended by themselves: {', '.join(plane.ended())}\n" if plane.ended() else ""
         report.sections.append((f"control plane, logs in {plane.logs}", ended + plane.log_tails(5)))  # type: ignore[attr-defined]
     return report
