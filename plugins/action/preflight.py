@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -14,7 +18,11 @@ from serving_catalog import load_catalog
 from serving_catalog.checks import PreflightSettings, annotate, plan_survey, preflight, summary, table
 from serving_catalog.errors import CatalogError
 
-_OWN = ("plan", "measure", "url_timeout", "proxies", "procfs", "sysfs", "rootfs", "tool_paths", "container_prefix")
+_OWN = (
+    *("plan", "measure", "hub_token", "insecure_registries", "registry_username", "registry_password"),
+    *("url_timeout", "proxies", "procfs", "sysfs", "rootfs", "tool_paths", "container_prefix"),
+)
+_HANDED_ON = _OWN[_OWN.index("url_timeout") :]
 
 
 class ActionModule(ActionBase):
@@ -38,13 +46,19 @@ class ActionModule(ActionBase):
         except CatalogError as error:
             raise AnsibleActionFail(str(error)) from None
         asked = plan_survey(plan, settings, arguments.get("measure") or ())
-        asked |= {key: arguments[key] for key in _OWN[2:] if arguments.get(key) not in (None, "")}
+        asked |= {key: arguments[key] for key in _HANDED_ON if arguments.get(key) not in (None, "")}
+        asked |= _secrets(arguments, settings)
+        asked["image"] |= _registry(arguments, asked["image"])
         asked["controller_time"] = time.time()
         answer = self._execute_module(module_name="host_survey", module_args=asked, task_vars=variables)
         survey = (answer.get("ansible_facts") or {}).get("host_survey")
         if answer.get("failed") or survey is None:
             return {**result, **answer}
         survey = annotate(survey, catalog)
+        if "image" not in survey["sections"] and plan["image"] not in (
+            (survey.get("docker") or {}).get("images") or ()
+        ):
+            survey["image"] = {"error": _archive_problem(settings.image_archive, plan["image"], survey)}
         checks = preflight(survey, plan, settings, catalog)
         findings = [check for check in checks if check.stops]
         accepted = [check for check in checks if check.accepted]
@@ -66,3 +80,36 @@ class ActionModule(ActionBase):
             "checks": [check.model_dump(mode="json") for check in checks],
             "ansible_facts": {"host_survey": survey},
         }
+
+
+def _secrets(arguments: dict[str, Any], settings: PreflightSettings) -> dict[str, Any]:
+    token = arguments.get("hub_token")
+    return {"url_tokens": {need.url: token for need in settings.urls if need.with_token}} if token else {}
+
+
+def _registry(arguments: dict[str, Any], image: dict[str, Any]) -> dict[str, Any]:
+    """How the registry is asked: as Docker will."""
+    archives = _archives()
+    name = archives.mirrored(image["name"], image["registry"]) if image["registry"] else image["name"]
+    return {
+        "insecure": archives.split_registry(name)[0] in (arguments.get("insecure_registries") or ()),
+        "username": arguments.get("registry_username") or "",
+        "password": arguments.get("registry_password") or "",
+    }
+
+
+def _archive_problem(path: str, name: str, survey: dict[str, Any]) -> str | None:
+    wrong = _archives().problem(path, name, (survey.get("architecture") or {}).get("dpkg"))
+    return f"on the controller: {wrong}" if wrong else None
+
+
+@cache
+def _archives() -> ModuleType:
+    """What the module on the host knows of archives and names."""
+    path = Path(__file__).parents[1] / "module_utils" / "gpt_oss" / "image_archive.py"
+    spec = importlib.util.spec_from_file_location("gpt_oss_image_archive", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

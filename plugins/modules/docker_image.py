@@ -94,8 +94,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpt_oss import docker_host as host
 from ansible.module_utils.gpt_oss import image_archive as archives
 from ansible.module_utils.gpt_oss.files import read_file, text_diff, write_file
-
-_LOGINS = "/root/.docker/config.json"
+from ansible.module_utils.survey.registry import login_of
 
 
 class Image:
@@ -190,17 +189,11 @@ class Image:
             )
 
     def login(self) -> dict[str, str]:
-        registry = archives.split_registry(self.pulled_as)[0]
-        user, password = self.asked["username"], self.asked["password"]
-        if not user:
-            try:
-                logins = json.loads(read_file(_LOGINS) or b"{}").get("auths") or {}
-                secret = (logins.get(registry or "https://index.docker.io/v1/") or {}).get("auth", "")
-                user, _, password = base64.b64decode(secret).decode().partition(":")
-            except (ValueError, AttributeError):
-                user = ""
-        if not user:
+        given = login_of(self.pulled_as, self.asked["username"], self.asked["password"])
+        if given is None:
             return {}
+        registry = archives.split_registry(self.pulled_as)[0]
+        user, password = given
         login = {"username": user, "password": password, "serveraddress": registry or "https://index.docker.io/v1/"}
         return {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(login).encode()).decode()}
 

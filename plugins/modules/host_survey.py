@@ -18,7 +18,7 @@ options:
   sections:
     description:
       - What to read. Some sections read nothing without their input, that is C(paths),
-        C(ports), C(urls), C(units), C(logs) and C(weights).
+        C(ports), C(urls), C(units), C(logs), C(image) and C(weights).
       - C(nvidia_smi) and C(fabric) start nvidia-smi, which takes seconds where no persistence daemon runs.
     type: list
     elements: str
@@ -40,6 +40,7 @@ options:
       - clock
       - urls
       - docker
+      - image
       - toolkit
       - units
       - logs
@@ -110,9 +111,42 @@ options:
     description: Seconds to wait for an address.
     type: float
     default: 10
+  url_tokens:
+    description: Token to send to an address of O(urls), by that address. It is sent nowhere else.
+    type: dict
   proxies:
     description: Proxy for each scheme; left out, the environment's.
     type: dict
+  image:
+    description:
+      - The image to look for. One that Docker has is not asked for, if C(docker) is among O(sections), too; else the
+        registry is asked for its manifest as Docker would ask, or the archive is looked into.
+    type: dict
+    suboptions:
+      name:
+        description: The image's name.
+        type: str
+        required: true
+      registry:
+        description: Registry, with an optional path, that is asked instead of the one in O(image.name).
+        type: str
+        default: ""
+      insecure:
+        description: Whether the registry speaks plain HTTP.
+        type: bool
+        default: false
+      username:
+        description: User at the registry. Empty takes what C(docker login) left in /root/.docker/config.json.
+        type: str
+        default: ""
+      password:
+        description: Password or token at the registry.
+        type: str
+        default: ""
+      archive:
+        description: Archive on the host to look into instead.
+        type: str
+        default: ""
   controller_time:
     description: The controller's time in seconds since 1970, for the difference between the clocks. The action plugin
       fills it in.
@@ -217,7 +251,19 @@ ARGUMENTS = {
     "ports": {"type": "list", "elements": "int", "default": []},
     "urls": {"type": "list", "elements": "str", "default": []},
     "url_timeout": {"type": "float", "default": 10},
+    "url_tokens": {"type": "dict", "no_log": True},
     "proxies": {"type": "dict"},
+    "image": {
+        "type": "dict",
+        "options": {
+            "name": {"type": "str", "required": True},
+            "registry": {"type": "str", "default": ""},
+            "insecure": {"type": "bool", "default": False},
+            "username": {"type": "str", "default": ""},
+            "password": {"type": "str", "default": "", "no_log": True},
+            "archive": {"type": "str", "default": ""},
+        },
+    },
     "controller_time": {"type": "float"},
     "container_prefix": {"type": "str", "default": "gpt-oss-"},
     "probe_containers": {"type": "bool", "default": False},

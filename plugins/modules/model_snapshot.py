@@ -368,7 +368,8 @@ def outcome(fetch: Fetch, followed: dict[str, Any], result: dict[str, Any]) -> d
     status = weights.check(fetch.request)
     if state == "failed":
         result["failed"] = True
-        result["msg"] = followed["progress"]["message"]
+        # The program knows its environment; who runs a play knows the input that comes there.
+        result["msg"] = followed["progress"]["message"].replace("HF_TOKEN", "model_weights_token (HF_TOKEN)")
     elif status["verified"]:  # another play may have followed it too, and tidied up
         fetch.tidy()
         result.update(status)

@@ -36,12 +36,42 @@ options:
     default: 1073741824
   urls:
     description:
-      - Addresses that will be asked, as C(name), C(url), C(needed_for) and C(accept), the statuses that count as an
-        answer
-        beside 200 to 399. The url may hold the words that M(host_survey) fills in.
+      - Addresses that will be asked, as C(name), C(url), C(needed_for), C(accept), the statuses that count as an answer
+        beside 200 to 399, and C(with_token), whether O(hub_token) is sent. The url may hold the words that
+        M(host_survey) fills in.
     type: list
     elements: dict
     default: []
+  hub_token:
+    description: Access token of the hub, so that a wrong one is found now.
+    type: str
+    default: ""
+  image_registry:
+    description: Registry, with an optional path, that is asked for the plan's image instead of the image's own.
+    type: str
+    default: ""
+  insecure_registries:
+    description: Registries that speak plain HTTP.
+    type: list
+    elements: str
+    default: []
+  registry_username:
+    description: User at the registry; empty takes the login that root has on the host.
+    type: str
+    default: ""
+  registry_password:
+    description: Password or token at the registry.
+    type: str
+    default: ""
+  image_archive:
+    description: Archive that the image will be loaded from; no registry is asked then.
+    type: path
+    default: ""
+  image_archive_on:
+    description: Where the archive lies.
+    type: str
+    choices: [controller, host]
+    default: controller
   url_timeout:
     description: Seconds to wait for an address.
     type: float

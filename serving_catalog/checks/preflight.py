@@ -59,6 +59,7 @@ class UrlNeed(Part):
     url: str
     needed_for: Need = "other"
     accept: tuple[int, ...] = ()  # statuses that count as an answer beside 200 to 399; 401 for registries
+    with_token: bool = False  # the hub's token is sent, so the answer says whether it is good
 
 
 class PreflightSettings(Part):
@@ -79,6 +80,9 @@ class PreflightSettings(Part):
     reboot: Literal["never", "when_needed"] = "when_needed"
     toolkit_version: str = ""
     docker_source: Literal["docker_repo", "distribution", "present"] = "docker_repo"
+    image_registry: str = ""  # asked instead of the one in the image's name
+    image_archive: str = ""  # loaded instead of asking a registry
+    image_archive_on: Literal["controller", "host"] = "controller"
     maximum_skew_seconds: int = Field(default=60, ge=1)
     allow_findings: tuple[str, ...] = ()
 
@@ -105,6 +109,7 @@ def plan_survey(plan: Plan, settings: PreflightSettings, caches: Iterable[str] =
             "clock",
             "urls",
             "docker",
+            *([] if _sent(settings) else ["image"]),
         ],
         "paths": sorted({need.path for need in settings.directories}),
         "measure": sorted(set(caches)),
@@ -115,7 +120,13 @@ def plan_survey(plan: Plan, settings: PreflightSettings, caches: Iterable[str] =
         },
         "ports": sorted(_ports(plan, settings)),
         "urls": [need.url for need in settings.urls],
+        "image": {"name": plan["image"], "registry": settings.image_registry, "archive": settings.image_archive},
     }
+
+
+def _sent(settings: PreflightSettings) -> bool:
+    """Whether the image comes from the controller: what is wrong with it is found there."""
+    return bool(settings.image_archive) and settings.image_archive_on == "controller"
 
 
 def preflight(survey: Survey, plan: Plan, settings: PreflightSettings, catalog: Catalog) -> tuple[Check, ...]:
@@ -149,6 +160,7 @@ def preflight(survey: Survey, plan: Plan, settings: PreflightSettings, catalog: 
         *ports(survey, plan, settings),
         clock(survey, settings),
         *urls(survey, plan, settings, catalog),
+        image(survey, plan, settings),
     ]
     return accept(checks, settings.allow_findings)
 
@@ -590,7 +602,7 @@ def _weights_there(survey: Survey) -> bool:
 
 
 def _image_there(survey: Survey, plan: Plan) -> bool:
-    return plan["image"] in (at(survey, "docker.images") or [])
+    return bool(at(survey, "image.there")) or plan["image"] in (at(survey, "docker.images") or [])
 
 
 def writable(survey: Survey, settings: PreflightSettings) -> list[Check]:
@@ -698,8 +710,54 @@ def urls(survey: Survey, plan: Plan, settings: PreflightSettings, catalog: Catal
         if not good and _satisfied(need.needed_for, survey, plan, settings, catalog):
             checks.append(unknown(id_, title, f"{seen}; not needed, it is on the host already", expected))
             continue
-        checks.append(check(id_, title, good, seen, expected, _url_remedy(need, answer, address)))
+        checks.append(check(id_, title, good, seen, expected, _url_remedy(need, answer, address, plan)))
     return checks
+
+
+def image(survey: Survey, plan: Plan, settings: PreflightSettings) -> Check:
+    """The image is where it will be taken from, and for this processor. Whether the registry can be reached at all is
+    another check's."""
+    id_, title = "image.available", "Engine image can be had"
+    facts = survey.get("image") or {}
+    architecture = at(survey, "architecture.dpkg")
+    name = facts.get("name") or plan["image"]
+    expected = f"{name} for {architecture}"
+    if _image_there(survey, plan):
+        return passed(id_, title, "on the host already", expected)
+    if settings.image_archive:
+        wrong = facts.get("error")
+        return check(
+            id_,
+            title,
+            not wrong,
+            str(wrong or f"in {settings.image_archive}, as far as it was looked into"),
+            expected,
+            f"Set inference_server_image_archive to a whole archive of {plan['image']}, and "
+            "inference_server_image_archive_on to where it lies (docs/runbooks/air-gap.md).",
+        )
+    status, there = facts.get("status"), facts.get("architectures")
+    if status == 200:
+        return check(
+            id_,
+            title,
+            there is None or architecture in there,
+            f"{name} for {listed(there or ['a processor that it does not name'])}",
+            expected,
+            "Mirror the image with all its platforms, or choose a release whose image is built for this processor "
+            "(serving_release).",
+        )
+    if status in (401, 403, 404):
+        missing = "the registry has no such image" if status == 404 else "the registry denies it, or has no such image"
+        return finding(
+            id_,
+            title,
+            f"{name}: {missing} (status {status})",
+            expected,
+            "Check serving_release and inference_server_image_registry"
+            + ("" if status == 404 else ", inference_server_registry_username and inference_server_registry_password")
+            + ", or load an archive (inference_server_image_archive).",
+        )
+    return unknown(id_, title, facts.get("error") or (f"status {status}" if status else "not asked"), expected)
 
 
 def _satisfied(need: Need, survey: Survey, plan: Plan, settings: PreflightSettings, catalog: Catalog) -> bool:
@@ -727,7 +785,7 @@ def _driver_ready(survey: Survey, settings: PreflightSettings, catalog: Catalog)
     return bool(running) and installed in (None, running) and running == wanted
 
 
-def _url_remedy(need: UrlNeed, answer: Mapping[str, Any], address: str) -> str:
+def _url_remedy(need: UrlNeed, answer: Mapping[str, Any], address: str, plan: Plan) -> str:
     general = {
         "driver": "nvidia_driver_repository_url",
         "container_toolkit": "nvidia_container_toolkit_repository_url",
@@ -737,6 +795,22 @@ def _url_remedy(need: UrlNeed, answer: Mapping[str, Any], address: str) -> str:
         "image": "inference_server_image_registry or inference_server_image_archive",
         "other": "the address",
     }[need.needed_for]
+    status = answer.get("status")
+    model = f"{plan['model']['repository']} at {plan['model']['revision']}"
+    given = "model_weights_token (or HF_TOKEN where Ansible runs)"
+    said = {
+        # Without a token the hub says the same of what is missing and of what is private.
+        (401, False): f"The hub has no {model}, or shows it only with a token: check the repository, set {given}",
+        (403, False): f"The hub shows {model} only with a token: set {given}",
+        (401, True): f"The hub refuses the token: it is wrong, expired or revoked. Correct {given}; a model that is "
+        "open to everybody needs none",
+        (403, True): f"The token may not read {model}: accept the model's terms, or correct {given}",
+        (404, True): f"The hub has no {model} that the token may read",
+        (404, False): f"The hub has no {model}",
+    }
+    meant = said.get((int(status or 0), need.with_token)) if need.needed_for == "weights" else None
+    if meant is not None:
+        return f"{meant}; or use a mirror ({general}, docs/runbooks/air-gap.md). Asked: {address}"
     first = {
         "dns": "Give the host a resolver that knows the name (/etc/resolv.conf)",
         "tls": "Install the certificate authority that signs it (a TLS-inspecting proxy has its own) in "

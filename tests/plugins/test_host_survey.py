@@ -373,11 +373,22 @@ def test_a_port_that_is_taken_and_by_whom(survey: Survey) -> None:
 
 
 class _Server(BaseHTTPRequestHandler):
-    """HEAD is refused below /get-only; /late is an hour behind; /v1/models is a model server's."""
+    """HEAD is refused below /get-only; /late is an hour behind; /v1/models is a model server's; /private wants a token,
+    which /moved would carry to /open, where one is an error.
+    """
 
     def _answer(self, head: bool) -> None:
         if head and self.path == "/get-only":
             self.send_error(405)
+            return
+        if self.path == "/moved":
+            self.send_response_only(302)
+            self.send_header("Location", "/open")
+            self.end_headers()
+            return
+        wanted = {"/private": "Bearer hf_good", "/open": None}
+        if self.headers.get("Authorization") != wanted.get(self.path, self.headers.get("Authorization")):
+            self.send_error(401)
             return
         body = b'{"data": [{"id": "openai/gpt-oss-120b"}]}' if self.path == "/v1/models" else b"ok"
         self.send_response_only({"/v2/": 401, "/gone": 404, "/loading": 503}.get(self.path, 200))
@@ -414,6 +425,27 @@ def test_urls_that_answer_and_that_do_not(survey: Survey, server: str) -> None:
     assert found["http://127.0.0.1:1/"]["kind"] == "refused"
     assert found["http://name.invalid/"]["kind"] == "dns"
     assert found["file:///nowhere"]["kind"] == "missing"
+
+
+def test_a_token_goes_to_its_address_alone(survey: Survey, server: str) -> None:
+    private, moved, opened = (f"{server}/{name}" for name in ("private", "moved", "open"))
+    tokens = {private: "hf_good", moved: "hf_good"}
+    found = survey(None, ["urls"], urls=[private, moved, opened], url_tokens=tokens)["urls"]
+    assert [found[url]["status"] for url in (private, moved, opened)] == [200, 200, 200]
+    assert survey(None, ["urls"], urls=[private], url_tokens={private: "hf_bad"})["urls"][private]["status"] == 401
+    assert survey(None, ["urls"], urls=[private])["urls"][private]["status"] == 401
+
+
+def test_an_image_that_docker_has_is_not_asked_for(survey: Survey, tmp_path: Path, server: str) -> None:
+    tree = trees.bare(tmp_path).write("root/run/.keep", "")
+    asked = {"name": "nvcr.io/x:1", "registry": "", "insecure": True}
+    with socketserver.ThreadingUnixStreamServer(str(tmp_path / "root/run/docker.sock"), _Docker) as daemon:
+        threading.Thread(target=daemon.serve_forever, daemon=True).start()
+        found = survey(tree, ["docker", "image"], image=asked)["image"]
+        daemon.shutdown()
+    assert (found["there"], found["status"]) == (True, None)
+    asked["registry"] = server.removeprefix("http://")  # a name that Docker does not have; nothing is a registry here
+    assert survey(tree, ["docker", "image"], image=asked, url_timeout=2)["image"]["there"] is False
 
 
 def test_words_of_an_url_are_the_hosts(survey: Survey, tmp_path: Path, server: str) -> None:

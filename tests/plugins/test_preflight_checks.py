@@ -416,6 +416,86 @@ def test_eight_sxm_gpus_on_bare_metal_need_their_switches(healthy: dict[str, Any
     assert _judge(survey)["platform.agrees"].ok is False
 
 
+# --- the hub and the registry ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "with_token", "remedy"),
+    [
+        (
+            401,
+            False,
+            "The hub has no openai/gpt-oss-120b at b5c939de8f754692c1647ca79fbf85e8c1e70f8a, or shows it only",
+        ),
+        (404, False, "The hub has no openai/gpt-oss-120b at b5c939de"),
+        (
+            401,
+            True,
+            "The hub refuses the token: it is wrong, expired or revoked. Correct model_weights_token (or HF_TOKEN",
+        ),
+        (403, True, "The token may not read openai/gpt-oss-120b"),
+        (404, True, "that the token may read"),
+        (503, True, "The server answers 503"),
+    ],
+)
+def test_what_the_hub_says_of_token_and_repository(
+    healthy: dict[str, Any], status: int, with_token: bool, remedy: str
+) -> None:
+    survey = {**healthy, "urls": {"https://hub/": _answer(status)}}
+    hub = UrlNeed(name="hub", url="https://hub/", needed_for="weights", with_token=with_token)
+    found = _judge(survey, SETTINGS.model_copy(update={"urls": (hub,)}))["url.hub"]
+    assert found.ok is False
+    assert remedy in found.remedy
+    assert "model_weights_endpoint or model_weights_source" in found.remedy
+
+
+def _image(**facts: Any) -> dict[str, Any]:
+    nothing = {"there": False, "status": None, "kind": None, "error": None, "architectures": None}
+    return {"image": {"name": "mirror:5000/nvidia/release:1.2.1", **nothing, **facts}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "ok", "says"),
+    [
+        ({"there": True}, True, "on the host already"),
+        ({"status": 200, "architectures": ["amd64", "arm64"]}, True, "for amd64, arm64"),
+        ({"status": 200}, True, "a processor that it does not name"),
+        ({"status": 200, "architectures": ["arm64"]}, False, "mirror:5000/nvidia/release:1.2.1 for arm64"),
+        ({"status": 404}, False, "the registry has no such image (status 404)"),
+        ({"status": 401}, False, "the registry denies it, or has no such image"),
+        ({"status": 403}, False, "the registry denies it, or has no such image"),
+        ({"status": 503}, None, "status 503"),
+        ({"kind": "refused", "error": "connection refused"}, None, "connection refused"),
+    ],
+    ids=str,
+)
+def test_an_image_at_its_registry(healthy: dict[str, Any], facts: dict[str, Any], ok: bool | None, says: str) -> None:
+    found = _judge({**healthy, **_image(**facts)})["image.available"]
+    assert found.ok is ok
+    assert says in found.seen
+    assert found.expected == "mirror:5000/nvidia/release:1.2.1 for amd64"
+
+
+def test_an_image_that_a_mirror_gave_needs_no_space(healthy: dict[str, Any]) -> None:
+    survey = copy.deepcopy({**healthy, **_image(there=True)})
+    for facts in survey["paths"].values():
+        facts["free_bytes"] = PLAN["model"]["size_bytes"] + 2 * GIB
+    assert _findings(_judge(survey)) == []
+
+
+def test_an_archive_that_will_not_do(healthy: dict[str, Any]) -> None:
+    sent = SETTINGS.model_copy(update={"image_archive": "/srv/image.tar"})
+    found = _judge({**healthy, "image": {"error": "on the controller: /srv/image.tar: is corrupt"}}, sent)
+    assert found["image.available"].ok is False
+    assert found["image.available"].seen == "on the controller: /srv/image.tar: is corrupt"
+    assert "inference_server_image_archive_on" in found["image.available"].remedy
+    assert _judge({**healthy, "image": {"error": None}}, sent)["image.available"].ok is True
+    assert "image" not in plan_survey(PLAN, sent)["sections"]  # looked into where it lies
+    on_host = sent.model_copy(update={"image_archive_on": "host"})
+    assert plan_survey(PLAN, on_host)["image"]["archive"] == "/srv/image.tar"
+    assert "image" in plan_survey(PLAN, on_host)["sections"]
+
+
 # --- disk: added up, and what is there taken off -----------------------------------------------------------------
 
 

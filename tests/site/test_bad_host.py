@@ -95,7 +95,47 @@ REFUSED: dict[str, Row] = {
         {"model_weights_endpoint": f"http://{MIRROR_ADDRESS}:9"}, "url.hub", "refused", "model_weights_endpoint"
     ),
     "repository_missing": row(
-        overlay("no_repository"), "url.hub", "status 401", "gpt-oss-999b", "model_weights_endpoint"
+        overlay("no_repository"),
+        "url.hub",
+        "status 401",
+        "The hub has no openai/gpt-oss-999b",
+        "model_weights_endpoint",
+    ),
+    "token_refused": row(
+        {"model_weights_endpoint": "{hub}", "model_weights_token": TOKEN},
+        "url.hub",
+        "status 401",
+        "The hub refuses the token: it is wrong, expired or revoked. Correct model_weights_token (or HF_TOKEN",
+    ),
+    "image_missing": row(
+        overlay("no_image"),
+        "image.available",
+        "nvidia/tensorrt-llm/release:9.9.9: the registry has no such image",
+        "serving_release",
+        "inference_server_image_registry",
+    ),
+    "image_archive_corrupt": row(
+        {"inference_server_image_archive": "{corrupt}"},
+        "image.available",
+        "on the controller:",
+        "is no image archive, or is corrupt or cut short",
+        "inference_server_image_archive",
+    ),
+    "image_archive_missing": row(
+        {"inference_server_image_archive": "/srv/nowhere.tar", "inference_server_image_archive_on": "host"},
+        "image.available",
+        "/srv/nowhere.tar: there is no such archive",
+        "inference_server_image_archive_on",
+    ),
+    "weights_share_missing": row(
+        {
+            "model_weights_source": "directory",
+            "model_weights_path": "/srv/nowhere",
+            "model_weights_path_on": "host",
+        },
+        "url.weights_source",
+        "/srv/nowhere does not exist on the host",
+        "Mount or copy it there",
     ),
     "packages_missing": row(
         {"nvidia_driver_repository_url": f"http://{MIRROR_ADDRESS}/apt/nowhere"},
@@ -176,6 +216,17 @@ def machine(start: Callable[[str], Machine]) -> Machine:
     return machine
 
 
+@pytest.fixture(scope="module")
+def hub() -> Iterator[tuple[str, State]]:
+    """A hub of our own: the mirror's has other users."""
+    state = make_state()
+    server = Hub(("0.0.0.0", 0), state)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    yield f"http://{SUBNET[1]}:{server.server_address[1]}", state
+    server.shutdown()
+    server.server_close()
+
+
 # -- found by preflight, before anything is changed -------------------------------------------------------------------
 
 
@@ -187,9 +238,19 @@ class Refusals:
 
 
 @pytest.fixture(scope="module")
-def refusals(machine: Machine) -> Refusals:
+def refusals(machine: Machine, hub: tuple[str, State]) -> Refusals:
+    url, state = hub
+    state.reset()
+    state.tokens = {"hf_somebody": [MODEL]}
+    corrupt = machine.directory / "image.tar"
+    corrupt.write_bytes(b"\x1f\x8b not an archive")
+    places = {"{hub}": url, "{corrupt}": str(corrupt)}
+    given = {
+        name: {key: places.get(value, value) if isinstance(value, str) else value for key, value in row.given.items()}
+        for name, row in REFUSED.items()
+    }
     before = machine.state()
-    run = machine.play("site.yml", {name: row.given for name, row in REFUSED.items()})
+    run = machine.play("site.yml", given)
     return Refusals(run, before, machine.state())
 
 
@@ -216,20 +277,10 @@ def test_a_host_that_is_refused_stays_as_it_was(refusals: Refusals) -> None:
     assert refusals.run.status != 0
     assert refusals.after == refusals.before
     assert not re.search(r"changed=[1-9]|unreachable=[1-9]", refusals.run.output)
+    assert TOKEN not in refusals.run.output
 
 
 # -- found while the weights are brought: nothing becomes visible ------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[tuple[str, State]]:
-    """A hub of our own: the mirror's has other users."""
-    state = make_state()
-    server = Hub(("0.0.0.0", 0), state)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    yield f"http://{SUBNET[1]}:{server.server_address[1]}", state
-    server.shutdown()
-    server.server_close()
 
 
 @dataclass(frozen=True)
@@ -243,7 +294,8 @@ class Fetch:
 
 FETCHES: dict[str, Fetch] = {
     "token": Fetch(
-        {"model_weights_token": TOKEN}, ("refused the token in HF_TOKEN (status 401)", "wrong, expired or revoked")
+        {"model_weights_token": TOKEN},
+        ("refused the token in model_weights_token (HF_TOKEN)", "wrong, expired or revoked"),
     ),
     "checksum": Fetch(
         {"model_weights_attempts": 1},

@@ -24,7 +24,8 @@ Where each kind of bad input is refused, and tested:
     docker absent or too old                          test_bad_host.py; tests/plugins/test_preflight_checks.py
     hub unreachable, repository missing               test_bad_host.py; tests/weights/test_fetch.py
     bad token, checksum wrong                         test_bad_host.py; tests/weights/test_fetch.py, test_plays.py
-    image missing, archive corrupt                    test_bad_host.py; tests/weights/test_import.py (weights' archive)
+    image missing, or for another processor           test_bad_host.py; tests/plugins/test_registry.py
+    archive corrupt                                   test_bad_host.py; tests/weights/test_import.py (weights' archive)
     hosts at a time                                   test_serial.py
 """
 

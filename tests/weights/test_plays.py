@@ -228,7 +228,7 @@ def test_a_fetch_that_is_killed_is_reported(
         ({"endpoint": "http://127.0.0.1:9", "attempts": 1}, None, "http://127.0.0.1:9 cannot be reached"),
         ({"keep_free_bytes": 10**15}, None, "are missing"),
         ({}, Fault("corrupt", f"/lfs/*{SHARD}"), f"{SHARD} from"),
-        ({"token": TOKEN}, Fault("deny", "/api/*"), "refused the token in HF_TOKEN"),
+        ({"token": TOKEN}, Fault("deny", "/api/*"), "refused the token in model_weights_token (HF_TOKEN)"),
         ({"source": "/nonexistent.tar"}, None, "on the controller: /nonexistent.tar does not exist"),
     ],
 )

@@ -56,11 +56,7 @@ class Archive:
         except ArchiveError:
             raise
         except _BROKEN as error:
-            raise ArchiveError(
-                f"{path}: is no image archive, or is corrupt or cut short ({error}). Write it again with docker "
-                "save, compare "
-                "its sha256 with the original's, and copy it again"
-            ) from None
+            raise _broken(path, error) from None
         missing = sorted({name for image in self.images for name in image.layers} - self._names)
         if missing:
             raise ArchiveError(f"{path}: is incomplete: {len(missing)} layers are missing, the first is {missing[0]}")
@@ -172,6 +168,35 @@ class Archive:
         added.size = len(manifest)
         yield added.tobuf(tarfile.PAX_FORMAT) + manifest + b"\0" * (-len(manifest) % tarfile.BLOCKSIZE)
         yield b"\0" * tarfile.BLOCKSIZE * 2
+
+
+def problem(path: str, name: str, architecture: str) -> str | None:
+    """Why an image cannot be had from an archive, as far as that is known without reading all of it.
+
+    In a plain archive the layers are stepped over; of a compressed one only the beginning is read.
+    """
+    if not os.path.isfile(path):
+        return f"{path}: there is no such archive"
+    try:
+        with open(path, "rb") as stream:
+            compressed = stream.read(6).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"))
+        if not compressed:
+            Archive(path).choose(name, architecture)
+            return None
+        with tarfile.open(path, "r:*") as tar:
+            tar.next()
+    except ArchiveError as error:
+        return str(error)
+    except _BROKEN as error:
+        return str(_broken(path, error))
+    return None
+
+
+def _broken(path: str, error: Exception) -> ArchiveError:
+    return ArchiveError(
+        f"{path}: is no image archive, or is corrupt or cut short ({error}). Write it again with docker save, compare "
+        "its sha256 with the original's, and copy it again"
+    )
 
 
 def _tags(entry: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import hardware, network, packages, services, storage, system
+from . import hardware, network, packages, registry, services, storage, system
 from .host import Host
 
 # In the order in which a reader meets them.
@@ -26,6 +26,7 @@ SECTIONS = (
     "clock",
     "urls",
     "docker",
+    "image",
     "toolkit",
     "units",
     "logs",
@@ -38,7 +39,7 @@ def collect(host: Host, sections: list[str], asked: dict[str, Any]) -> dict[str,
     survey: dict[str, Any] = {"sections": [name for name in SECTIONS if name in sections], "errors": {}}
     for name in survey["sections"]:
         try:
-            survey.update(_read(host, name, asked))
+            survey.update(_read(host, name, asked) if name != "image" else _image(host, asked, survey))
             # Only Docker knows where its images are.
             directory = (survey.get("docker") or {}).get("image_directory")
             if name == "docker" and directory and directory not in (survey.get("paths") or {directory: None}):
@@ -73,7 +74,8 @@ def _read(host: Host, name: str, asked: dict[str, Any]) -> dict[str, Any]:
         return {"clock": system.clock(host, asked["controller_time"])}
     if name == "urls":
         addresses = {url: _filled(url, host) for url in asked["urls"]}
-        answers = network.urls(list(addresses.values()), asked["url_timeout"], asked["proxies"])
+        tokens = {addresses[url]: token for url, token in (asked["url_tokens"] or {}).items() if url in addresses}
+        answers = network.urls(list(addresses.values()), asked["url_timeout"], asked["proxies"], tokens)
         return {"urls": {url: {"url": address, **answers[address]} for url, address in addresses.items()}}
     if name == "docker":
         return {"docker": services.docker(host, asked["container_prefix"], asked["probe_containers"])}
@@ -94,6 +96,13 @@ def _read(host: Host, name: str, asked: dict[str, Any]) -> dict[str, Any]:
         "toolkit": services.toolkit,
     }
     return {name: plain[name](host)}
+
+
+def _image(host: Host, asked: dict[str, Any], survey: dict[str, Any]) -> dict[str, Any]:
+    there = (survey.get("docker") or {}).get("images") or []
+    if not asked["image"]:
+        return {"image": None}
+    return {"image": registry.image(host, asked["image"], there, asked["url_timeout"], asked["proxies"])}
 
 
 def _filled(url: str, host: Host) -> str:

@@ -80,12 +80,19 @@ def _unit(cgroup: str) -> str | None:
 # --- URLs --------------------------------------------------------------------------------------------------------
 
 
-def urls(wanted: list[str], timeout: float, proxies: dict[str, str] | None) -> dict[str, dict[str, Any]]:
-    """How each URL answers. All are asked at the same time, so that dead ones cost one time-out together."""
+def urls(
+    wanted: list[str], timeout: float, proxies: dict[str, str] | None, tokens: dict[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """How each URL answers. All are asked at the same time, so that dead ones cost one time-out together.
+
+    `tokens`: what to log in with, by URL.
+    """
     found: dict[str, dict[str, Any]] = {}
     threads = []
     for url in sorted(set(wanted)):
-        thread = threading.Thread(target=_into, args=(found, url, timeout, proxies), daemon=True)
+        thread = threading.Thread(
+            target=_into, args=(found, url, timeout, proxies, (tokens or {}).get(url)), daemon=True
+        )
         thread.start()
         threads.append(thread)
     for thread in threads:
@@ -94,11 +101,13 @@ def urls(wanted: list[str], timeout: float, proxies: dict[str, str] | None) -> d
     return {url: found.get(url, late) for url in sorted(set(wanted))}
 
 
-def _into(found: dict[str, dict[str, Any]], url: str, timeout: float, proxies: dict[str, str] | None) -> None:
-    found[url] = _url(url, timeout, proxies)
+def _into(
+    found: dict[str, dict[str, Any]], url: str, timeout: float, proxies: dict[str, str] | None, token: str | None
+) -> None:
+    found[url] = _url(url, timeout, proxies, token)
 
 
-def _url(url: str, timeout: float, proxies: dict[str, str] | None) -> dict[str, Any]:
+def _url(url: str, timeout: float, proxies: dict[str, str] | None, token: str | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "status": None,
         "kind": None,
@@ -128,6 +137,9 @@ def _url(url: str, timeout: float, proxies: dict[str, str] | None) -> dict[str, 
                 headers["Range"] = "bytes=0-0"
             before = time.time()
             request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http, https, file: above
+            if token:
+                # To this address alone, not to where it may send us.
+                request.add_unredirected_header("Authorization", "Bearer " + token)
             try:
                 with opener.open(request, timeout=timeout) as answer:
                     status, date = answer.status, answer.headers.get("Date")
@@ -142,7 +154,7 @@ def _url(url: str, timeout: float, proxies: dict[str, str] | None) -> dict[str, 
                 continue  # some servers answer GET only
             break
     except (OSError, ValueError, urllib.error.URLError) as error:
-        facts["kind"], facts["error"] = _explained(error, facts["proxy"])
+        facts["kind"], facts["error"] = explained(error, facts["proxy"])
     except Exception as error:  # http.client has errors of its own for answers that are not HTTP
         facts["kind"], facts["error"] = "protocol", f"{type(error).__name__}: {error}"
     return facts
@@ -160,7 +172,7 @@ def endpoints(wanted: list[dict[str, Any]], timeout: float) -> dict[str, dict[st
             if status == 200:
                 facts["models"] = [str(model.get("id")) for model in json.loads(body).get("data") or []]
         except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
-            facts["error"] = _explained(error, None)[1]
+            facts["error"] = explained(error, None)[1]
         found[entry["name"]] = facts
     return found
 
@@ -191,7 +203,7 @@ def _skew(date: str | None, before: float, after: float) -> float | None:
     return round((before + after) / 2 - then, 1)
 
 
-def _explained(error: BaseException, proxy: str | None) -> tuple[str, str]:
+def explained(error: BaseException, proxy: str | None) -> tuple[str, str]:
     reason: object = getattr(error, "reason", None) or error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return "tls", f"the certificate is not accepted: {reason.verify_message}"
