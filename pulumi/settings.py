@@ -108,8 +108,15 @@ class Settings(Part):
 
     @property
     def kubeconfig_path(self) -> Path:
-        """Absolute: the provider is a process of its own, with a directory of its own."""
         return Path(self.kubeconfig).expanduser().absolute()
+
+    @property
+    def provider_kubeconfig(self) -> str:
+        """The path as the provider remembers it: one that begins with ~ is right on every machine of a team.
+
+        Another one is made absolute, since the provider is a process with a directory of its own.
+        """
+        return self.kubeconfig if self.kubeconfig.startswith("~/") else str(self.kubeconfig_path)
 
     @property
     def makes_token_secret(self) -> bool:

@@ -29,7 +29,7 @@ def _provider(name: str, settings: Settings, *, takes_over: bool) -> kubernetes.
     """Everything that the environment could set is said: the same stack does the same on every machine."""
     return kubernetes.Provider(
         name,
-        kubeconfig=str(settings.kubeconfig_path),
+        kubeconfig=settings.provider_kubeconfig,
         context=settings.context,
         enable_server_side_apply=True,
         enable_config_map_mutable=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,13 +207,17 @@ def test_every_object_goes_through_the_configured_provider() -> None:
 def test_the_provider_is_the_configuration_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/somewhere/else")
     monkeypatch.setenv("PULUMI_K8S_ENABLE_PATCH_FORCE", "true")
-    monkeypatch.setenv("HOME", "/home/someone")
     provider = up()["cluster"].inputs
-    assert provider["kubeconfig"] == "/home/someone/.kube/config"
+    assert provider["kubeconfig"] == "~/.kube/config"  # the provider knows ~, and the state is then right for a team
     assert provider["context"] == "gpu-cluster"
     assert provider["enableServerSideApply"] == "true"
     assert provider["enablePatchForce"] == "false"
     assert provider["upsertExistingObjects"] == "false"
+
+
+def test_a_relative_kubeconfig_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert up(kubeconfig="mine/config")["cluster"].inputs["kubeconfig"] == str(tmp_path / "mine/config")
 
 
 # --- credentials -------------------------------------------------------------------------------------------------
