@@ -52,7 +52,7 @@ class Settings(Part):
     release: str = ""
     image: str = ""
     runtime_version: str = ""
-    replicas: Mapping[str, Count] = {}
+    replicas: Mapping[str, ZeroOr] = {}
     scaled_elsewhere: Names = ()
     set: Mapping[str, JsonValue] = {}
     router_mode: str = ""

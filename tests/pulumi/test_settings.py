@@ -150,7 +150,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("negative", {"load_timeout_seconds": -1}, "load_timeout_seconds: -1: input should be greater than or equal to 0"),
     ("not a mapping", {"replicas": "2"}, "replicas: '2' is not a mapping: write it"),
     ("not a list", {"pull_secrets": "ngc"}, "pull_secrets: 'ngc' is not a list: write it"),
-    ("no pods", {"replicas": {"worker": 0}}, "replicas.worker: 0: input should be greater than or equal to 1"),
     ("unknown platform", {"platform": "helm"}, "platform: 'helm' is not allowed; allowed: install or existing"),
     (
         "unknown rollout",
@@ -283,6 +282,13 @@ PLANNER_REFUSES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("unknown option", {"set": {"worker.max_batch_siz": 1}}, "set"),
     ("unknown component", {"replicas": {"wroker": 2}}, "replicas"),
+    ("nothing served", {"replicas": {"worker": 0}}, "replicas.worker: 0"),
+    (
+        "benchmark without a deployment",
+        {"replicas": {"worker": 0}, "benchmark": True},
+        "replicas.worker: 0: without one a benchmark",
+    ),
+    ("fewer than none", {"replicas": {"worker": -1}}, "replicas.worker: -1"),
     ("unknown component, scaled elsewhere", {"scaled_elsewhere": ["wroker"]}, "scaled_elsewhere: 'wroker'"),
     ("unknown traffic", {"benchmark": True, "benchmark_traffic": {"inputs": 1}}, "benchmark_traffic.inputs"),
     ("bad run id", {"benchmark": True, "benchmark_run_id": "Run 2"}, "benchmark_run_id: 'Run 2'"),
