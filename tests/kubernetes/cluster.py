@@ -11,12 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from . import control_plane, nodes
-from .api import Api, Object, Refused
+from .api import Api, Object, Refused, SafeLoader
 from .build import REPOSITORY, KubernetesError, Programs
 from .control_plane import ControlPlane
 from .pods import Behaviour
@@ -25,7 +24,6 @@ BUILD = REPOSITORY / "build" / "kubernetes"
 STAGES = Path(__file__).parent / "kwok"
 DYNAMO_CRDS = Path(os.environ.get("DYNAMO_CRDS", REPOSITORY.parent / "shared" / "data" / "dynamo-crds"))
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the definitions are 1.6 MB
 
 
 @dataclass
@@ -283,7 +281,7 @@ def install_dynamo_definitions(api: Api) -> bool:
         return False
     names = []
     for file in files:
-        for definition in yaml.load_all(file.read_text(), Loader=_Loader):
+        for definition in yaml.load_all(file.read_text(), Loader=SafeLoader):
             definition["spec"].pop("conversion", None)
             api.apply(definition)
             names.append(definition["metadata"]["name"])
