@@ -48,7 +48,7 @@ from serving_catalog.graphs.objects import (
     WeightedPodAffinityTerm,
 )
 from serving_catalog.graphs.plans import VolumeLayout
-from serving_catalog.graphs.requests import ComponentResources, GraphRequest, Rollout
+from serving_catalog.graphs.requests import GraphRequest, Rollout
 from serving_catalog.graphs.workers import Chosen, Worker
 
 CONFIGS = "/opt/dynamo/configs"
@@ -65,6 +65,8 @@ _UNPRIVILEGED = ContainerSecurity(
     capabilities=Capabilities(drop=("ALL",)),
     seccomp_profile=SeccompProfile(type="RuntimeDefault"),
 )
+# RDMA registers memory, which must be pinned (ai-dynamo/dynamo docs, disaggregated communication).
+_MAY_PIN_MEMORY = ContainerSecurity(capabilities=Capabilities(add=("IPC_LOCK",)))
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,7 @@ def graph(
 def _frontend(parts: Parts, environment: Mapping[str, str], replicas: int) -> GraphComponent:
     entry = parts.chosen.target.frontend
     router = parts.request.router_mode or entry.router_mode
-    resources = parts.request.resources.get("frontend", ComponentResources())
-    needs = _needs(resources.cpu or entry.cpu, resources.memory or entry.memory)
+    needs = _needs(entry.cpu, entry.memory, parts.request.resources.get("frontend", {}))
     container = Container(
         name="main",
         image=parts.image,
@@ -166,7 +167,7 @@ def _frontend(parts: Parts, environment: Mapping[str, str], replicas: int) -> Gr
 
 def _worker(parts: Parts, worker: Worker, config: ConfigMap) -> GraphComponent:
     runs, entry = parts.chosen.runs, worker.entry
-    resources = parts.request.resources.get(worker.type, ComponentResources())
+    asked = parts.request.resources.get(worker.type, {})
     mounts = (
         VolumeMount(name="model-cache", mount_path=parts.volume.mount, read_only=True),
         VolumeMount(name="engine-config", mount_path=CONFIGS, read_only=True),
@@ -182,7 +183,8 @@ def _worker(parts: Parts, worker: Worker, config: ConfigMap) -> GraphComponent:
             *worker.arguments,
         ),
         env=_variables({**_cache_environment(parts), **worker.environment}),
-        resources=_needs(resources.cpu or entry.cpu, resources.memory or entry.memory, gpus=entry.gpus),
+        resources=_needs(entry.cpu, entry.memory, asked, gpus=entry.gpus),
+        security_context=_MAY_PIN_MEMORY if devices(asked) else None,
         startup_probe=_startup_probe(parts),
         liveness_probe=_liveness_probe(parts),
         volume_mounts=mounts,
@@ -293,12 +295,17 @@ def _variables(environment: Mapping[str, str]) -> tuple[Variable, ...]:
     return tuple(Variable(name=name, value=value.replace("$(", "$$(")) for name, value in environment.items())
 
 
-def _needs(cpu: str | None, memory: str | None, gpus: int = 0) -> ResourceNeeds | None:
-    requests = {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value is not None}
-    counted = {GPU_RESOURCE: str(gpus)} if gpus else {}
-    if not requests and not counted:
-        return None
-    return ResourceNeeds(requests={**requests, **counted}, limits=counted)
+def _needs(cpu: str | None, memory: str | None, asked: Mapping[str, str], gpus: int = 0) -> ResourceNeeds | None:
+    """Devices are asked for as limits too, as Kubernetes wants them; CPU and memory have none."""
+    own = {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value is not None}
+    counted = {**devices(asked), **({GPU_RESOURCE: str(gpus)} if gpus else {})}
+    requests = {**own, **asked, **counted}
+    return ResourceNeeds(requests=requests, limits=counted) if requests else None
+
+
+def devices(asked: Mapping[str, str]) -> dict[str, str]:
+    """What is counted, such as rdma/ib."""
+    return {name: value for name, value in asked.items() if name not in ("cpu", "memory")}
 
 
 def _startup_probe(parts: Parts) -> Probe:

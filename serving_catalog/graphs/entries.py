@@ -131,6 +131,11 @@ class EngineOfRelease(Part):
     replaced_environment: Mapping[EnvironmentName, Settings] = {}  # no longer read: the settings that do the same
 
 
+class KnownIssue(Part):
+    issue: Text
+    engine: EngineName | None = None  # both, unless one is named
+
+
 class DynamoRelease(Entry):
     date: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d{2}(-\d{2})?$")]
     chart_version: Version
@@ -140,7 +145,7 @@ class DynamoRelease(Entry):
     event_plane: Literal["nats", "zmq"]  # what components use with Kubernetes discovery unless told otherwise
     engines: Mapping[EngineName, EngineOfRelease]
     workarounds: tuple[Text, ...] = ()
-    known_issues: tuple[Text, ...] = ()
+    known_issues: tuple[KnownIssue, ...] = ()
 
 
 class Dynamo(Entry):

@@ -23,7 +23,14 @@ from serving_catalog.graphs.components import (
     tolerations,
 )
 from serving_catalog.graphs.jobs import plan_jobs
-from serving_catalog.graphs.objects import ClaimSpec, Metadata, Namespace, PersistentVolumeClaim, ResourceNeeds
+from serving_catalog.graphs.objects import (
+    GPU_RESOURCE,
+    ClaimSpec,
+    Metadata,
+    Namespace,
+    PersistentVolumeClaim,
+    ResourceNeeds,
+)
 from serving_catalog.graphs.plans import (
     GraphPlan,
     JobContext,
@@ -217,7 +224,11 @@ def _notes(request: GraphRequest, chosen: Chosen) -> tuple[str, ...]:
     notes = [*chosen.target.notes]
     if chosen.inside.schema_note is not None:
         notes.append(f"options of {chosen.engine.title} {chosen.inside.version}: {chosen.inside.schema_note}")
-    notes += [f"Dynamo {chosen.release_name}: {issue}" for issue in chosen.release.known_issues]
+    notes += [
+        f"Dynamo {chosen.release_name}: {known.issue}"
+        for known in chosen.release.known_issues
+        if known.engine in (None, chosen.target.engine)
+    ]
     if request.hf_token_secret is not None:
         secret = request.hf_token_secret
         notes.append(
@@ -304,18 +315,26 @@ def _replica_problems(request: GraphRequest, chosen: Chosen) -> list[str]:
 
 
 def _resource_problems(request: GraphRequest, chosen: Chosen) -> list[str]:
-    known = ["frontend", *chosen.target.workers, *JOBS]
-    problems = [
-        f"resources: {component!r} is not known{nearest(component, known)}; allowed: {', '.join(known)}"
-        for component in request.resources
-        if component not in known
-    ]
-    return problems + [
-        f"resources.{component}.{what}: {value!r}: is nothing; allowed: more than 0, or leave it out"
-        for component, asked in request.resources.items()
-        for what, value in (("cpu", asked.cpu), ("memory", asked.memory))
-        if value is not None and float(re.sub("[A-Za-z]+$", "", value)) == 0
-    ]
+    components = ["frontend", *chosen.target.workers]
+    known = [*components, *JOBS]
+    problems = []
+    for component, asked in request.resources.items():
+        if component not in known:
+            problems.append(
+                f"resources: {component!r} is not known{nearest(component, known)}; allowed: {', '.join(known)}"
+            )
+            continue
+        devices = component in chosen.target.workers
+        for name, value in asked.items():
+            where = f"resources.{component}.{name}"
+            if name == GPU_RESOURCE:
+                problems.append(f"{where}: {value!r}: the target decides the GPUs of a pod; set replicas")
+            elif name not in ("cpu", "memory") and not ("/" in name and devices):
+                more = " and devices such as rdma/ib" if devices else ""
+                problems.append(f"{where}: {value!r}: there is no such resource; allowed: cpu, memory{more}")
+            elif float(re.sub("[A-Za-z]+$", "", value)) == 0:
+                problems.append(f"{where}: {value!r}: is nothing; allowed: more than 0, or leave it out")
+    return problems
 
 
 def _image_problems(request: GraphRequest, image: str, chosen: Chosen) -> list[str]:
@@ -533,11 +552,7 @@ def _job_context(
         package_index=request.package_index,
         placement=placement,
         benchmark_placement=placement.model_copy(update={"affinity": benchmark_affinity(parts)}),
-        resources={
-            job: {what: value for what, value in asked.model_dump().items() if value is not None}
-            for job, asked in request.resources.items()
-            if job in JOBS
-        },
+        resources={job: asked for job, asked in request.resources.items() if job in JOBS},
         url=f"http://{service}.{request.namespace}.svc:{catalog.dynamo.operator.frontend_port}",
         gpus=_gpus(workers),
         benchmark=benchmark,

@@ -60,13 +60,6 @@ class PlacementRequest(Part):
     scheduler_name: Text | None = None
 
 
-class ComponentResources(Part):
-    """CPU and memory of one pod. GPUs are the target's."""
-
-    cpu: Quantity | None = None
-    memory: Quantity | None = None
-
-
 class TrafficRequest(Part):
     """Traffic instead of the target's own. Lengths are tokens."""
 
@@ -91,8 +84,11 @@ class BenchmarkRequest(Part):
 class GraphRequest(Part):
     """This target, in this namespace, with these settings. None means the target's or the catalog's default.
 
-    gpu is only checked against the target's. endpoint_wait_seconds: how long smoke test and benchmark wait for the
-    endpoint; the default is for a graph that is Ready already.
+    gpu is only checked against the target's.
+    resources are of one pod of a component or Job: cpu, memory and, of workers, devices other than GPUs. Without one
+    such as rdma/ib, prefill hands keys and values to decode over TCP.
+    endpoint_wait_seconds: how long smoke test and benchmark wait for the endpoint; the default is for a graph that is
+    Ready already.
     """
 
     target: Text
@@ -115,7 +111,7 @@ class GraphRequest(Part):
     placement: PlacementRequest = PlacementRequest()
     labels: Mapping[Text, str] = {}
     annotations: Mapping[Text, str] = {}
-    resources: Mapping[str, ComponentResources] = {}
+    resources: Mapping[str, Mapping[str, Quantity]] = {}
     job_environment: Mapping[EnvironmentName, str] = {}
     rollout: Rollout = "in_place"
     network_policy: bool = False
@@ -159,7 +155,6 @@ _PARTS: Mapping[str, type[Part]] = {
     "hf_token_secret": SecretKeyRequest,
     "placement": PlacementRequest,
     "tolerations": TolerationRequest,
-    "resources": ComponentResources,
     "benchmark": BenchmarkRequest,
     "traffic": TrafficRequest,
     "overrides": Override,

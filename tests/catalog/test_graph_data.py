@@ -11,7 +11,7 @@ import pytest
 from serving_catalog import Catalog, CatalogError, load_catalog
 from serving_catalog.graphs.words import mirrored, size_of, tag_of
 from serving_catalog.schema import load_schema
-from tests.catalog.graph_fixtures import TARGETS, plan
+from tests.catalog.graph_fixtures import TARGETS, options, plan
 
 OverlayWriter = Callable[[dict[str, Any]], Path]
 
@@ -101,6 +101,16 @@ def test_another_release_is_one_entry(overlay: OverlayWriter, catalog: Catalog) 
     newer.update(chart_version="1.7.0", image_tag="1.7.0", source="a release to come")
     made = plan("gb200-agg", release="1.7.0", catalog=load_catalog(overlay({"dynamo": {"releases": {"1.7.0": newer}}})))
     assert made.runtime_image == "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.7.0"
+
+
+def test_another_target_is_one_entry(overlay: OverlayWriter, catalog: Catalog) -> None:
+    """Half a tray with the seed's options: two GPUs of a GB200 tray."""
+    half = catalog.graphs["gb200-agg"].model_dump(mode="json")
+    half.update(graph_name="gpt-oss-half", source="ours")
+    half["workers"]["worker"]["gpus"] = 2
+    half["workers"]["worker"]["settings"].update(tensor_parallel_size=2, moe_expert_parallel_size=2)
+    made = plan("gb200-half", catalog=load_catalog(overlay({"graphs": {"gb200-half": half}})))
+    assert (made.name, made.gpus, options(made)["tensor_parallel_size"]) == ("gpt-oss-half", 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,21 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
         {"resources": {"worker": {"memory": "0Gi"}}},
         "resources.worker.memory: '0Gi': is nothing; allowed: more than 0, or leave it out",
     ),
+    (
+        "gb200-agg",
+        {"resources": {"worker": {"nvidia.com/gpu": "8"}}},
+        "resources.worker.nvidia.com/gpu: '8': the target decides the GPUs of a pod; set replicas",
+    ),
+    (
+        "gb200-agg",
+        {"resources": {"worker": {"mem": "8Gi"}}},
+        "resources.worker.mem: '8Gi': there is no such resource; allowed: cpu, memory and devices such as rdma/ib",
+    ),
+    (
+        "gb200-agg",
+        {"resources": {"smoke": {"rdma/ib": "1"}}},
+        "resources.smoke.rdma/ib: '1': there is no such resource; allowed: cpu, memory",
+    ),
     ("gb200-agg", {"pull_secrets": ["Ngc"]}, "pull_secrets.0: 'Ngc' allowed: lower-case letters, digits, - and ., *"),
     ("gb200-agg", {"labels": {"team": "a b"}}, "labels: team='a b': not a label's value; allowed: at most 63 letters*"),
     (

@@ -355,6 +355,18 @@ def test_replicas_resources_and_placement_are_the_users() -> None:
     assert (spec.priority_class_name, spec.scheduler_name) == ("serving", "kai-scheduler")
 
 
+def test_workers_may_ask_for_rdma() -> None:
+    made = plan("b200-disagg", resources={"prefill": {"rdma/ib": "1"}, "decode": {"rdma/ib": "4", "cpu": "16"}})
+    decode = main(component(made, "decode"))
+    assert decode.resources is not None
+    assert decode.resources.limits == {"rdma/ib": "4", GPU_RESOURCE: "4"}
+    assert decode.resources.requests == {"rdma/ib": "4", "cpu": "16", GPU_RESOURCE: "4"}
+    assert decode.security_context is not None
+    assert decode.security_context.capabilities is not None
+    assert decode.security_context.capabilities.add == ("IPC_LOCK",)
+    assert main(component(plan("b200-disagg"), "decode")).security_context is None
+
+
 def test_one_node_for_everything_may_use_a_volume_of_one_node() -> None:
     made = plan(
         "h200-agg",
