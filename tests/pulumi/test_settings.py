@@ -303,3 +303,13 @@ def test_the_planner_s_refusals_name_knobs(config: dict[str, Any], said: str) ->
     found = problems(**config)
     assert any(problem.startswith(said) for problem in found), found
     assert not any(word in problem for problem in found for word in ("model_cache.", "benchmark.", "placement."))
+
+
+def test_contributors_have_what_users_have() -> None:
+    """The program is tested with the versions that `pulumi install` takes."""
+
+    def pins(file: str) -> set[str]:
+        return {line for line in (PROGRAM / file).read_text().splitlines() if "==" in line}
+
+    assert pins("requirements.txt")
+    assert pins("requirements.txt") <= pins("../requirements-dev.txt")
