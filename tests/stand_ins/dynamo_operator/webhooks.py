@@ -6,10 +6,12 @@ import base64
 import datetime
 import ipaddress
 import json
+import socket
 import ssl
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,7 @@ class Webhooks:
         """Stop answering. What is registered stays, and fails, as with an operator that is down."""
         self._server.shutdown()
         self._server.server_close()
+        self._server.hang_up()
         self._thread.join()
 
     def registrations(self) -> list[Manifest]:
@@ -93,11 +96,22 @@ class Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext) -> None:
         super().__init__(address, Handler)
         self.tls = tls
+        self._calls: set[ssl.SSLSocket] = set()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         # The handshake is for the request's own thread: a caller that is slow must not keep others waiting.
         with self.tls.wrap_socket(request, server_side=True) as wrapped:
-            super().finish_request(wrapped, client_address)
+            self._calls.add(wrapped)
+            try:
+                super().finish_request(wrapped, client_address)
+            finally:
+                self._calls.discard(wrapped)
+
+    def hang_up(self) -> None:
+        """End the connections that callers keep for their next request."""
+        for call in list(self._calls):
+            with suppress(OSError):
+                call.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that hangs up is no concern; the API server reports what it made of it."""
