@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 from serving_catalog import CatalogError, PlanError, load_catalog, overrides_from_mapping, plan_host, request_from
@@ -107,10 +108,11 @@ def value_problems(name: str, value: Any, option: Mapping[str, Any]) -> list[str
     if value is None:
         return [] if not option.get("required") else [f"{name}: is empty; expected {_described(kind)}"]
     wrong = _type_problem(kind, value)
-    if wrong is not None:
-        return [f"{name}: {shown} is {_name_of_type(value)}; expected {_described(kind)}{wrong}"]
-    problems = []
     choices = option.get("choices")
+    if wrong is not None:
+        among = f" of {', '.join(map(str, choices))}" if kind == "list" and choices else ""
+        return [f"{name}: {shown} is {_name_of_type(value)}; expected {_described(kind)}{among}{wrong}"]
+    problems = []
     if choices:
         for item in value if kind == "list" else [value]:
             if item not in choices and str(item) not in map(str, choices):
@@ -198,7 +200,7 @@ def _described(kind: str) -> str:
     return names.get(kind, kind)
 
 
-def unknown_problem(name: str, roles: Mapping[str, Options], fleet: Options) -> str | None:
+def unknown_problem(name: str, roles: Mapping[str, Options], fleet: Options, cutoff: float = 0.9) -> str | None:
     """Why this variable is a mistake, if it is one; variables that have nothing to do with the project are not."""
     known = {**fleet, **{key: option for options in roles.values() for key, option in options.items()}}
     if name in known:
@@ -209,7 +211,7 @@ def unknown_problem(name: str, roles: Mapping[str, Options], fleet: Options) -> 
         return f"{name}: role {owner} has no such input{hint}; its inputs: roles/{owner}/README.md"
     if name.startswith("serving_"):
         return f"{name}: there is no such input{nearest(name, known)}; allowed: {', '.join(fleet)}"
-    close = get_close_matches(name, list(known), n=1, cutoff=0.9)
+    close = get_close_matches(name, list(known), n=1, cutoff=cutoff)
     if close:
         return f"{name}: is it {close[0]}? Inputs begin with the name of their role, or with serving_"
     return None
@@ -219,24 +221,27 @@ def unknown_problem(name: str, roles: Mapping[str, Options], fleet: Options) -> 
 
 
 class ActionModule(ActionBase):
-    """`serving_plan:` takes no arguments; it looks at the host's variables."""
+    """`serving_plan:` looks at the host's variables; with `plan: false` the host need not serve anything."""
 
     TRANSFERS_FILES = False
     _requires_connection = False
     _supports_check_mode = True
-    _VALID_ARGS: frozenset[str] = frozenset()
+    _VALID_ARGS = frozenset({"plan"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         host = str(variables["inventory_hostname"])
-        given, problems = self._given(variables, host)
-        problems += _handed_over_problems(given)
-        problems += _missing_problems(given, variables)
-        wrong = {re.split(r"[:.\[]", problem, maxsplit=1)[0] for problem in problems}
-        plan, plan_problems = _planned(given, wrong)
-        problems += plan_problems
-        problems += _role_problems(given, wrong, plan)
+        planned = boolean(self._task.args.get("plan", True))
+        given, problems = self._given(variables, host, said=set() if planned else set(self._extra_variables()))
+        plan = None
+        if planned:
+            problems += _handed_over_problems(given)
+            problems += _missing_problems(given, variables)
+            wrong = {re.split(r"[:.\[]", problem, maxsplit=1)[0] for problem in problems}
+            plan, plan_problems = _planned(given, wrong)
+            problems += plan_problems
+            problems += _role_problems(given, wrong, plan)
         if problems:
             listed = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
             return {
@@ -245,16 +250,22 @@ class ActionModule(ActionBase):
                 "problems": list(dict.fromkeys(problems)),
                 "msg": f"{host} is not touched: its inputs have {_counted(len(set(problems)))}\n{listed}",
             }
-        assert plan is not None
+        if plan is None:
+            return {**result, "changed": False, "msg": "every input is known, and of its type"}
         result |= {"changed": False, "ansible_facts": {"serving_plan": plan}, "msg": _summary(plan)}
         if plan["notes"]:
             result["warnings"] = [f"{host}: {note}" for note in plan["notes"]]
         return result
 
-    def _given(self, variables: Mapping[str, Any], host: str) -> tuple[dict[str, Any], list[str]]:
+    def _extra_variables(self) -> Mapping[str, Any]:
+        extra: Mapping[str, Any] = self._task.get_variable_manager().extra_vars
+        return extra
+
+    def _given(self, variables: Mapping[str, Any], host: str, said: Container[str]) -> tuple[dict[str, Any], list[str]]:
         """Inputs that an inventory or the command line sets, with their values, and what is wrong with them.
 
-        The play's own variables, roles' defaults among them, are left out: they are no input of an operator.
+        The play's own variables, roles' defaults among them, are left out: they are no input of an operator. What was
+        `said` for this run alone is sooner taken for a slip than a variable of an inventory.
         """
         roles, fleet = role_options(), fleet_options()
         known = {**fleet, **{key: option for options in roles.values() for key, option in options.items()}}
@@ -273,7 +284,7 @@ class ActionModule(ActionBase):
                     continue
                 problems += value_problems(name, given[name], known[name])
             elif not name.startswith("ansible_"):
-                problem = unknown_problem(name, roles, fleet)
+                problem = unknown_problem(name, roles, fleet, cutoff=0.7 if name in said else 0.9)
                 problems += [problem] if problem else []
         return given, problems
 

@@ -14,7 +14,12 @@ description:
     All of a host are reported together, each with what is allowed and the nearest match. Values of secret inputs are
     never shown.
   - Then the serving catalog makes the plan, or says why there is none.
-options: {}
+options:
+  plan:
+    description: V(false) checks names and types alone, for a host that need not be able to serve. A name on the command
+      line that resembles an input is then taken for a slip sooner.
+    type: bool
+    default: true
 attributes:
   check_mode:
     support: full
@@ -24,12 +29,16 @@ author: gpt-oss on NVIDIA
 EXAMPLES = r"""
 - name: Check every input and plan what this host serves
   serving_plan:
+
+- name: Check the names and types of every input
+  serving_plan:
+    plan: false
 """
 
 RETURN = r"""
 ansible_facts:
   description: The plan, as C(python -m serving_catalog plan --format json) prints it.
-  returned: success
+  returned: success, with O(plan=true)
   type: dict
   contains:
     serving_plan:
