@@ -143,6 +143,7 @@ def _graph_settings(asked: argparse.Namespace) -> dict[str, Any]:
         "image_registry": asked.image_registry,
         "tools_image": asked.tools_image,
         "hub_endpoint": asked.hub_endpoint,
+        "encodings_url": asked.encodings_url,
         "package_index": asked.package_index,
         "placement.node_selector": _pairs("node-selector", asked.node_selector) or None,
         "labels": _pairs("label", asked.label) or None,
@@ -242,6 +243,9 @@ def _add_graph(graph: argparse.ArgumentParser) -> None:
     add("--image-registry", metavar="HOST", help="where every image comes from instead")
     add("--tools-image", help="of the Jobs")
     add("--hub-endpoint", metavar="URL", help="a mirror of the Hugging Face Hub")
+    add(
+        "--encodings-url", metavar="URL", help="a directory with Harmony's vocabularies, for clusters without a way out"
+    )
     add("--package-index", metavar="URL", help="a mirror of PyPI, for the Jobs' tools")
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="of GPU pods; may be repeated")
     add("--label", action="append", default=[], metavar="KEY=VALUE", help="of all objects; may be repeated")

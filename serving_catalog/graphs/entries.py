@@ -155,6 +155,7 @@ class Dynamo(Entry):
     probes: ProbeTimes
     times: Times
     tools_image: Image
+    benchmark_image: Image
     engines: Mapping[EngineName, GraphEngine]
     workarounds: Mapping[Text, Workaround]
     releases: Mapping[Text, DynamoRelease]

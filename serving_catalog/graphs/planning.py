@@ -103,6 +103,10 @@ def plan_graph(request: GraphRequest, catalog: Catalog) -> GraphPlan:
 
     volume = VolumeLayout()
     model = planned_model(chosen.model_name, chosen.model, catalog.encodings)
+    if request.encodings_url is not None:
+        base = request.encodings_url.rstrip("/")
+        moved = tuple(e.model_copy(update={"url": f"{base}/{e.file}"}) for e in model.encodings)
+        model = model.model_copy(update={"encodings": moved})
     parts = Parts(
         request=request,
         chosen=chosen,
@@ -537,6 +541,7 @@ def _job_context(
         labels=parts.labels,
         annotations=request.annotations,
         image=mirrored(request.tools_image or catalog.dynamo.tools_image, request.image_registry),
+        benchmark_image=mirrored(request.tools_image or catalog.dynamo.benchmark_image, request.image_registry),
         pull_secrets=request.pull_secrets,
         requirements={
             "huggingface-hub": catalog.releases.huggingface_hub.version,
@@ -559,4 +564,5 @@ def _job_context(
         download_within_seconds=parts.download_seconds,
         endpoint_wait_seconds=wait,
         smoke_within_seconds=wait + times.smoke_seconds,
+        smoke_probes=request.smoke_probes,
     )

@@ -78,7 +78,7 @@ class JobContext(Part):
     labels: Mapping[str, str]  # of every object and pod, and enough to select them
     annotations: Mapping[str, str]
     image: str
-    benchmark_image: str | None = None  # where it is another one
+    benchmark_image: str
     pull_secrets: tuple[str, ...]
     requirements: Mapping[str, str]  # what may be installed, package: exact version (huggingface-hub, aiperf)
     environment: Mapping[str, str]  # proxies and the like, for the containers of every Job
@@ -98,7 +98,7 @@ class JobContext(Part):
     download_within_seconds: int
     endpoint_wait_seconds: int  # how long smoke test and benchmark wait for the endpoint before they begin
     smoke_within_seconds: int  # the wait included
-    smoke_probes: tuple[str, ...] = ("health", "model", "completion", "stream")  # and reasoning, tool_call
+    smoke_probes: tuple[str, ...]
 
 
 class RequiredNodes(Part):

@@ -17,6 +17,9 @@ Rollout = Literal["in_place", "blue_green", "recreate"]
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany"]
 
 
+Probe = Literal["health", "model", "completion", "stream", "reasoning", "tool_call"]
+
+
 class ModelCacheRequest(Part):
     """The claim that holds weights, encodings and benchmark results. None: as the target says.
 
@@ -89,6 +92,7 @@ class GraphRequest(Part):
     such as rdma/ib, prefill hands keys and values to decode over TCP.
     endpoint_wait_seconds: how long smoke test and benchmark wait for the endpoint; the default is for a graph that is
     Ready already.
+    encodings_url: a directory with the encodings, in place of their own addresses.
     """
 
     target: Text
@@ -107,6 +111,7 @@ class GraphRequest(Part):
     image_registry: Text | None = None
     tools_image: Text | None = None
     hub_endpoint: Url | None = None
+    encodings_url: Url | None = None
     package_index: Url | None = None
     placement: PlacementRequest = PlacementRequest()
     labels: Mapping[Text, str] = {}
@@ -120,6 +125,7 @@ class GraphRequest(Part):
     load_timeout_seconds: Seconds | None = None
     download_timeout_seconds: Seconds | None = None
     endpoint_wait_seconds: Seconds | None = None
+    smoke_probes: Annotated[tuple[Probe, ...], Field(min_length=1)] = ("health", "model", "completion", "stream")
 
 
 def graph_request_from(values: Mapping[str, JsonValue]) -> GraphRequest:
