@@ -20,6 +20,7 @@ from serving_catalog.entries import Count, Part
 from serving_catalog.errors import nearest
 from serving_catalog.graphs import GraphPlan, GraphRequest, graph_request_from
 from serving_catalog.graphs.requests import AccessMode, Rollout
+from serving_catalog.graphs.words import label_problem
 
 # Which stack an object belongs to: two stacks never share one by accident, and a kept model cache finds its own again.
 STACK_ANNOTATION = "gpt-oss-on-nvidia/stack"
@@ -85,6 +86,7 @@ class Settings(Part):
     model_cache_retain: bool = True
     download_timeout_seconds: ZeroOr = 0
     hub_endpoint: str = ""
+    encodings_url: str = ""
 
     gpu_products: Names = ()
     gpu_nodes_for_all: bool = False
@@ -101,6 +103,7 @@ class Settings(Part):
     annotations: Mapping[str, str] = {}
     network_policy: bool = False
 
+    smoke_probes: Names = ()
     benchmark: bool = False
     benchmark_run_id: str = "1"
     benchmark_as_published: bool = False
@@ -163,7 +166,7 @@ def _subject(problem: str) -> str:
 
 
 def _settings(values: Mapping[str, str], secrets: Collection[str], project: str) -> tuple[Settings, list[str]]:
-    """The settings, and what is wrong with them; an error where they are not even typed right."""
+    """The settings, with the default where a value is not even one, and everything wrong with them."""
     problems: list[str] = []
     typed: dict[str, Any] = {}
     for name, text in sorted(values.items()):
@@ -193,7 +196,9 @@ def _settings(values: Mapping[str, str], secrets: Collection[str], project: str)
     try:
         settings = Settings.model_validate_json(json.dumps(typed))
     except ValidationError as error:
-        raise SettingsError([*problems, *(_said(detail) for detail in error.errors())]) from None
+        problems += [_said(detail) for detail in error.errors()]
+        wrong = {str(detail["loc"][0]) for detail in error.errors()}
+        settings = Settings.model_validate_json(json.dumps({key: typed[key] for key in typed if key not in wrong}))
     said = {_subject(problem) for problem in problems}
     problems += [each for each in combination_problems(settings) if _subject(each) not in said]
     return settings, problems
@@ -258,7 +263,28 @@ def combination_problems(settings: Settings) -> list[str]:
         *_registry(settings),
         *_model_cache(settings),
         *_benchmark(settings),
+        *_in_plain_text("job_environment", settings.job_environment),
+        *_in_plain_text("platform_values", settings.platform_values),
     ]
+
+
+# Names of values that nobody should read: HF_TOKEN, apiKey, registryPassword; not existingSecretName.
+_SECRET_NAME = re.compile(r"(^|[_.-]|(?<=[a-z]))(token|password|passwd|secret|api_?key)$", re.IGNORECASE)
+
+
+def _in_plain_text(path: str, value: JsonValue | Mapping[str, str]) -> Iterator[str]:
+    """What would stand in pods, in Helm's release or in the state for everybody to read."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            if isinstance(below, str) and below and _SECRET_NAME.search(key):
+                yield (
+                    f"{path}.{key}: is in plain text (value not shown); allowed: nothing secret: hf_token and "
+                    "registry_password take theirs encrypted, others belong into a Secret that you name"
+                )
+            yield from _in_plain_text(f"{path}.{key}", below)
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from _in_plain_text(f"{path}.{index}", below)
 
 
 def _cluster(settings: Settings) -> Iterator[str]:
@@ -291,6 +317,9 @@ def _platform(settings: Settings) -> Iterator[str]:
             if getattr(settings, key):
                 yield f"{key}: is set with platform: existing, which installs nothing; allowed: platform: install"
         return
+    wrong = label_problem(settings.platform_namespace)
+    if wrong is not None:
+        yield f"platform_namespace: {settings.platform_namespace!r} {wrong}"
     both_made = settings.platform_create_namespace and settings.create_namespace
     if both_made and settings.platform_namespace == settings.namespace:
         yield (
@@ -416,6 +445,7 @@ def request_of(settings: Settings, stack: str) -> GraphRequest:
             ),
             *("rollout", "load_timeout_seconds", "hub_endpoint", "resources", "image_registry", "tools_image"),
             *("package_index", "job_environment", "labels", "network_policy", "download_timeout_seconds"),
+            *("encodings_url", "smoke_probes"),
         )
     }
     cache = {

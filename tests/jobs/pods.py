@@ -137,7 +137,7 @@ class Pod:
         command = [self._mapped(word, paths) for word in (*container.command, *container.args)]
         environment = {"PATH": f"{self.directory / 'image'}:/usr/local/bin:/usr/bin:/bin"}
         environment |= {v.name: self._mapped(self._value(v), paths) for v in container.env}
-        return subprocess.Popen(
+        process: subprocess.Popen[str] = subprocess.Popen(
             command,
             cwd=self._mapped(container.working_dir or "/", paths),
             env=environment,
@@ -150,6 +150,7 @@ class Pod:
             umask=0o022,
             **({"user": self.user, "group": self.user, "extra_groups": []} if self.as_user else {}),  # type: ignore[call-overload]
         )
+        return process
 
     def _value(self, variable: Any) -> str:
         if variable.value is not None:

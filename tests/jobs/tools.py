@@ -35,7 +35,7 @@ def installed(python: Path, requirement: str, constraints: str) -> Path:
             print(f"installing {requirement} for the Jobs' tests", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(prefix=f"{package}.new-", dir=CACHE) as scratch:
                 tools = Path(scratch, "tools")
-                command = [python, FILES[INSTALL], requirement, f"--target={tools}"]
+                command = [str(python), str(FILES[INSTALL]), requirement, f"--target={tools}"]
                 command.append(f"--constraints={FILES[constraints]}")
                 environment = {**index_environment(), "PATH": os.environ["PATH"], "HOME": scratch}
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
