@@ -9,7 +9,7 @@ import ssl
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,15 @@ class Api:
             raise Refused(404, "NotFound", f"the server serves no kind {kind} in {api_version}")
         return known
 
+    def serves(self, kinds: Iterable[tuple[str, str]]) -> bool:
+        """Whether objects of these (API version, kind) can be listed: a definition is not at once."""
+        try:
+            for api_version, kind in kinds:
+                self.request("GET", self.resource(api_version, kind).path(None, None), query={"limit": "1"})
+        except Refused:
+            return False
+        return True
+
     # Objects
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Object:
@@ -207,7 +216,7 @@ class Api:
         finally:
             connection.close()
 
-    def wait(self, what: str, ready: Callable[[], Any], *, seconds: float = 30) -> Any:
+    def wait(self, what: str, ready: Callable[[], Any], *, seconds: float = 60) -> Any:
         """Ask ten times a second until the answer is true, and answer it; an error names what was awaited."""
         deadline = time.monotonic() + seconds
         while not (answer := ready()):

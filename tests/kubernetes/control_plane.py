@@ -214,7 +214,8 @@ def _start(programs: Programs, directory: Path, *, outlives_us: bool) -> Control
             definition = yaml.load(file.read_text(), Loader=SafeLoader)
             if definition["spec"]["names"]["kind"] in KWOK_CRDS_USED:
                 api.apply(definition)
-        _wait(plane, "KWOK's kinds are served", lambda: _serves(api, "kwok.x-k8s.io/v1alpha1", KWOK_CRDS_USED))
+        kinds = [("kwok.x-k8s.io/v1alpha1", kind) for kind in KWOK_CRDS_USED]
+        _wait(plane, "KWOK's kinds are served", lambda: api.serves(kinds))
         launch("kwok")
         _wait(
             plane, "the default ServiceAccount exists", lambda: api.find("v1", "ServiceAccount", "default", "default")
@@ -246,7 +247,7 @@ def _launch(plane: ControlPlane, name: str, command: Sequence[str], *, outlives_
 def _environment() -> Mapping[str, str]:
     """Neither proxies nor somebody's KUBECONFIG: these programs talk to loopback alone."""
     kept = ("PATH", "HOME", "TMPDIR", "LANG", "TZ")
-    return {name: os.environ[name] for name in kept if name in os.environ}
+    return {name: os.environ[name] for name in kept if name in os.environ} | {"GOGC": "400"}
 
 
 def _wait(plane: ControlPlane, what: str, ready: Callable[[], Any]) -> None:
@@ -266,15 +267,6 @@ def _ready(api: Api) -> bool:
         return bool(api.request("GET", "/readyz") == "ok")
     except (OSError, Refused):
         return False
-
-
-def _serves(api: Api, api_version: str, kinds: Sequence[str]) -> bool:
-    try:
-        for kind in kinds:
-            api.list(api_version, kind)
-    except Refused:
-        return False
-    return True
 
 
 def _end(pid: int, child: subprocess.Popen[bytes] | None, directory: Path) -> None:

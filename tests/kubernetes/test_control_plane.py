@@ -138,7 +138,7 @@ def test_pods_land_where_they_should_and_nowhere_else(cluster: Cluster, namespac
     def decided() -> list[str | None]:
         placed = list(cluster.placed(namespace).values())
         pending = [condition(pod, "PodScheduled") for pod in cluster.pods(namespace)]
-        unschedulable = any(each and each["reason"] == "Unschedulable" for each in pending)
+        unschedulable = any(each and each.get("reason") == "Unschedulable" for each in pending)
         return placed if unschedulable or any(placed) else []
 
     placed = cluster.api.wait("the scheduler decided", decided)
@@ -291,6 +291,7 @@ def endpoint() -> Iterator[int]:
     class Health(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
+            self.send_header("Content-Length", "7")
             self.end_headers()
             self.wfile.write(b"healthy")
 
