@@ -272,7 +272,7 @@ def combination_problems(settings: Settings) -> list[str]:
 _SECRET_NAME = re.compile(r"(^|[_.-]|(?<=[a-z]))(token|password|passwd|secret|api_?key)$", re.IGNORECASE)
 
 
-def _in_plain_text(path: str, value: JsonValue | Mapping[str, str]) -> Iterator[str]:
+def _in_plain_text(path: str, value: object) -> Iterator[str]:
     """What would stand in pods, in Helm's release or in the state for everybody to read."""
     if isinstance(value, Mapping):
         for key, below in value.items():

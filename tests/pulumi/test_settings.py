@@ -239,6 +239,35 @@ def test_a_secret_where_none_is_kept_is_refused() -> None:
     assert "hidden" not in problem
 
 
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"job_environment": {"HF_TOKEN": "verysecret"}}, "job_environment.HF_TOKEN"),
+        ({"job_environment": {"MY_API_KEY": "verysecret"}}, "job_environment.MY_API_KEY"),
+        (
+            {"platform_values": {"dynamo-operator": {"dynamo": {"dockerRegistry": {"password": "verysecret"}}}}},
+            "platform_values.dynamo-operator.dynamo.dockerRegistry.password",
+        ),
+        ({"platform_values": {"nats": [{"authToken": "verysecret"}]}}, "platform_values.nats.0.authToken"),
+    ],
+)
+def test_other_secrets_in_plain_text_are_refused_and_not_repeated(config: dict[str, Any], key: str) -> None:
+    (problem,) = problems(**config)
+    assert problem.startswith(f"{key}: is in plain text (value not shown); allowed:")
+    assert "verysecret" not in problem
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"job_environment": {"HTTPS_PROXY": "http://proxy:3128", "TOKENIZERS_PARALLELISM": "false"}},
+        {"platform_values": {"dynamo-operator": {"imagePullSecrets": [{"name": "ngc"}], "x": {"secretName": "y"}}}},
+    ],
+)
+def test_names_of_secrets_are_no_secrets(config: dict[str, Any]) -> None:
+    settings(**config)
+
+
 @pytest.mark.parametrize("token", ["hf_a\n", " hf_a", "hf a", "hf_\u00fc"])
 def test_a_token_is_one_word(token: str) -> None:
     (problem,) = problems(("hf_token",), hf_token=token)
@@ -257,9 +286,19 @@ def test_a_password_is_for_a_registry() -> None:
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    found = problems(kubeconfig="", context="", hf_token="hf_a", plattform="x", model_cache_storage_class="")
+    found = problems(
+        kubeconfig="",
+        context="",
+        create_namespace="yes",
+        hf_token="hf_a",
+        model_cache_storage_class="",
+        plattform="x",
+        release="9.9.9",
+        rollout="canary",
+    )
     assert [problem.partition(":")[0] for problem in found] == [
-        *("hf_token", "plattform", "kubeconfig", "context", "model_cache_storage_class")
+        *("create_namespace", "hf_token", "plattform", "rollout"),
+        *("kubeconfig", "context", "model_cache_storage_class", "release"),
     ]
 
 
