@@ -54,27 +54,33 @@ def explain(kubeconfig: Path | str, context: str, namespace: str, name: str | No
 
 
 def short(verdict: Verdict, command: str = "") -> str:
-    """Findings alone, the ones that others follow from last; then how to see everything."""
-    findings = sorted(verdict.findings, key=lambda found: found.id.startswith(("graph.", "endpoint.", "workers.")))
+    """Findings alone, each cause once and what follows from others last; then how to see everything."""
+    told = " ".join(found.seen for found in verdict.findings if found.id.startswith("graph."))
+    # What the graph's own finding gives as its cause need not be said again by the pod.
+    findings = [found for found in verdict.findings if not (found.id.startswith("pod.") and found.seen in told)]
+    findings.sort(key=lambda found: found.id.startswith(("graph.", "endpoint.", "workers.")))
+    alike: dict[tuple[str, str], list[Check]] = {}
+    for found in findings:
+        alike.setdefault((found.seen, found.remedy), []).append(found)
     lines = [f"{verdict.name}: {summary(verdict.checks)}"]
-    for found in findings[:SHOWN]:
-        lines += _told(found)
-    if len(findings) > SHOWN:
-        lines.append(f"and {len(findings) - SHOWN} more")
+    for group in list(alike.values())[:SHOWN]:
+        lines += _told(", ".join(found.id for found in group), group[0])
+    if len(alike) > SHOWN:
+        lines.append(f"and {len(alike) - SHOWN} more")
     waiting = [found for found in verdict.checks if found.ok is None and found.id.startswith(("pod.", "job."))]
-    lines += [f"* {found.id}: {found.seen}" for found in waiting[:SHOWN]]
+    lines += [line for found in waiting[:SHOWN] for line in _told(found.id, found)]
     if command:
         lines.append(f"Everything: {command}")
     return "\n".join(lines)
 
 
-def _told(found: Check) -> list[str]:
+def _told(subject: str, found: Check) -> list[str]:
     def wrapped(text: str, first: str) -> list[str]:
         return textwrap.wrap(
             text, 116, initial_indent=first, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
 
-    return [*wrapped(f"{found.id}: {found.seen}", "* "), *wrapped(found.remedy, "  > ")]
+    return [*wrapped(f"{subject}: {found.seen}", "* "), *wrapped(found.remedy, "  > ")]
 
 
 def _command(kubeconfig: Path | str, context: str, namespace: str, name: str | None) -> str:

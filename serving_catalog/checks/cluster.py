@@ -339,12 +339,30 @@ class NodeRoom(Part):
         return max(0, self.gpus - self.busy)
 
     def __str__(self) -> str:
-        """`gb200-1: arm64, NVIDIA-GB200, 4 GPUs of which 0 free, taint nvidia.com/gpu:NoSchedule, cordoned`."""
+        """`arm64, NVIDIA-GB200, 4 GPUs of which 0 free, taint nvidia.com/gpu:NoSchedule, cordoned`."""
         words = [self.architecture, self.product or "no product label", f"{self.gpus} GPUs of which {self.free} free"]
         words += [f"taint {taint}" for taint in self.taints]
         words += ["cordoned"] if self.cordoned else []
         words += [] if self.ready else ["not Ready"]
-        return f"{self.name}: {', '.join(words)}"
+        return ", ".join(words)
+
+
+def grouped(texts: Mapping[str, str], most: int = 12) -> str:
+    """`a, b: this; c: that`: what is said of many nodes alike is said once, and not of hundreds."""
+    by_text: dict[str, list[str]] = {}
+    for name, text in sorted(texts.items()):
+        by_text.setdefault(text, []).append(name)
+    parts = []
+    for text, names in list(by_text.items())[:most]:
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        parts.append(f"{shown}: {text}")
+    if len(by_text) > most:
+        parts.append(f"and {sum(len(names) for names in list(by_text.values())[most:])} nodes more")
+    return "; ".join(parts)
+
+
+def rooms_text(there: Iterable[NodeRoom]) -> str:
+    return grouped({room.name: str(room) for room in there}) or "no node with GPUs"
 
 
 def busy_on(pods: Iterable[Thing]) -> dict[str, dict[str, Decimal]]:
@@ -420,11 +438,15 @@ def place(pods: Sequence[tuple[str, Thing, int]], nodes: Sequence[Thing], others
         }
         for node in nodes
     }
+    before = {name: dict(values) for name, values in free.items()}
     placements = []
     for component, spec, replicas in sorted(pods, key=lambda entry: -gpus_of(entry[1])):
         wanted = {**requested(spec), "pods": Decimal(1)}
         refusals = {name_of(node): ", ".join(reasons) for node in nodes if (reasons := _refusals(node, spec))}
         candidates = [name for name in free if name not in refusals]
+        if GPU in wanted:
+            # Of nodes without GPUs nobody expects anything.
+            refusals = {name: why for name, why in refusals.items() if before[name].get(GPU)}
         placed = 0
         for _ in range(replicas):
             fitting = [name for name in candidates if not _scarce(free[name], wanted)]
@@ -437,7 +459,11 @@ def place(pods: Sequence[tuple[str, Thing, int]], nodes: Sequence[Thing], others
                     free[best][resource] -= value
             placed += 1
         if placed < replicas:
-            refusals |= {name: scarce for name in candidates if (scarce := _scarce(free[name], wanted))}
+            refusals |= {
+                name: _scarce(before[name], wanted) or "taken by other pods of the plan"
+                for name in candidates
+                if _scarce(free[name], wanted)
+            }
         placements.append(
             Placement(
                 component=component,

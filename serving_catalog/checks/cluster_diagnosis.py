@@ -35,6 +35,7 @@ from serving_catalog.checks.cluster import (
     pod_templates,
     pull_secrets_of,
     rooms,
+    rooms_text,
     seconds_between,
     secrets_of,
 )
@@ -371,7 +372,7 @@ def config_maps(snapshot: Snapshot, specs: Iterable[Thing]) -> list[Check]:
                 id_,
                 title,
                 found is not None,
-                listed((found or {}).get("keys") or ()) if found else "does not exist",
+                "there" if found else "does not exist",
                 "there",
                 f"Pods that mount it do not start. Run pulumi up again, with --refresh if it was deleted by hand: "
                 f"{RUNBOOKS['not-ready']}.",
@@ -909,7 +910,7 @@ def _crashed(snapshot: Snapshot, entry: Thing, container: Thing, ended: Thing, s
 def _summary(message: str) -> str:
     """The scheduler's message without what it says of preemption."""
     first = re.split(r",?\s*(?:no new claims to deallocate|preemption:)", message)[0]
-    return first.strip().rstrip(".,")
+    return re.sub(r"\. not found$", "", first.strip()).rstrip(".,")
 
 
 def unscheduled(snapshot: Snapshot, entry: Thing, lived: float | None) -> Why:
@@ -930,9 +931,9 @@ def unscheduled(snapshot: Snapshot, entry: Thing, lived: float | None) -> Why:
         )
     causes, steps, runbook = _schedule_causes(message, spec)
     there = ""
-    if gpus_of(spec) and snapshot.was_read("Node"):
+    if gpus_of(spec) and snapshot.was_read("Node") and runbook == RUNBOOKS["unschedulable"]:
         others = snapshot.all("AllPods") or snapshot.all("Pod")
-        there = "; nodes: " + listed(map(str, rooms(snapshot.all("Node"), others)), "none with GPUs")
+        there = f". Nodes: {rooms_text(rooms(snapshot.all('Node'), others))}"
     return Why(
         False,
         f"not scheduled: {_summary(message)}" + (f" ({', '.join(causes)})" if causes else "") + there,

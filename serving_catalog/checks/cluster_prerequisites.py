@@ -21,12 +21,14 @@ from serving_catalog.checks.cluster import (
     Snapshot,
     Thing,
     annotations_of,
+    grouped,
     labels_of,
     name_of,
     place,
     pod_templates,
     quantity,
     rooms,
+    rooms_text,
 )
 from serving_catalog.checks.judging import at, check, finding, listed, numbers, passed, unknown
 from serving_catalog.checks.models import Check
@@ -724,7 +726,7 @@ def gpu_capacity(snapshot: Snapshot, plan: GraphPlan) -> Check:
     others = [pod for pod in snapshot.all("AllPods") if not _own(pod, plan)]
     nodes = snapshot.all("Node")
     short = [entry for entry in place(pods_of(plan), nodes, others) if entry.missing]
-    seen = "; ".join(map(str, rooms(nodes, others))) or "no node with GPUs"
+    seen = rooms_text(rooms(nodes, others))
     if not short:
         return passed("gpu.capacity", title, seen, expected)
     return finding(
@@ -784,7 +786,7 @@ def _missing(short: Sequence[Placement]) -> str:
         gpus = f" ({entry.gpus_per_pod} GPUs each)" if entry.gpus_per_pod else ""
         part = f"{entry.missing} of {entry.wanted} {entry.component} pods{gpus} find no node"
         if entry.refusals:
-            part += f" ({'; '.join(f'{node}: {why}' for node, why in sorted(entry.refusals.items()))})"
+            part += f" ({grouped(entry.refusals)})"
         parts.append(part)
     return ", and ".join(parts)
 
@@ -792,7 +794,7 @@ def _missing(short: Sequence[Placement]) -> str:
 def _what_helps(short: Sequence[Placement]) -> str:
     reasons = " ".join(why for entry in short for why in entry.refusals.values())
     steps = []
-    if f"of {GPU} free" in reasons:
+    if f"of {GPU} free" in reasons or "taken by other pods" in reasons:
         steps.append("Free GPUs or add nodes, or set fewer replicas.")
     if "taint " in reasons:
         for_all = any(not entry.gpus_per_pod for entry in short)

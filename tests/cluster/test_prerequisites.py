@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from serving_catalog import GraphPlan, GraphRequest, load_catalog, plan_graph
 from serving_catalog.checks import Check
-from serving_catalog.checks.cluster import Snapshot, place, quantity, requested
+from serving_catalog.checks.cluster import Snapshot, grouped, place, quantity, requested
 from serving_catalog.checks.cluster_prerequisites import (
     ClusterSettings,
     needed_permissions,
@@ -410,7 +410,7 @@ def _installed(**changes: Any) -> dict[str, Any]:
             {"placement": PlacementRequest(node_selector={"rack": "b"})},
             {},
             "gpu.capacity",
-            ["gb200-1: rack is not set, not b", "node_selector"],
+            ["(gb200-1, gb200-2: rack is not set, not b)", "node_selector"],
         ),
         (
             cluster(),
@@ -424,7 +424,10 @@ def _installed(**changes: Any) -> dict[str, Any]:
             {"target": "gb200-disagg"},
             {},
             "gpu.capacity",
-            ["1 of 1 TrtllmPrefillWorker pods (1 GPUs each) find no node"],
+            [
+                "1 of 1 TrtllmPrefillWorker pods (1 GPUs each) find no node (gb200-1: taken by other pods of the plan)",
+                "set fewer replicas",
+            ],
         ),
     ],
 )
@@ -620,6 +623,12 @@ def test_pods_with_few_gpus_leave_whole_nodes_to_those_that_need_one() -> None:
     nodes = [node("a", taints=()), node("b", taints=())]
     assert [one.missing for one in place([("small", pod(1), 2), ("large", pod(4), 1)], nodes, ())] == [0, 0]
     assert [one.missing for one in place([("small", pod(1), 4), ("large", pod(4), 2)], nodes, ())] == [0, 4]
+
+
+def test_what_is_said_of_many_nodes_alike_is_said_once() -> None:
+    texts = {f"n{number}": "full" for number in range(8)} | {"x": "cordoned"}
+    assert grouped(texts) == "n0, n1, n2, n3, n4, n5 and 2 more: full; x: cordoned"
+    assert grouped({f"n{number}": str(number) for number in range(5)}, 2) == "n0: 0; n1: 1; and 3 nodes more"
 
 
 def test_memory_counts_as_well() -> None:

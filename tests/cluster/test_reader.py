@@ -16,7 +16,7 @@ import yaml
 
 import cluster
 import diagnose
-from serving_catalog.checks import Verdict
+from serving_catalog.checks import Check, Verdict, judged
 from serving_catalog.checks.cluster import Snapshot
 from serving_catalog.checks.cluster_prerequisites import cluster_access
 
@@ -137,6 +137,41 @@ def test_the_program_explains_a_cluster_that_is_gone(tmp_path: Path, closed_port
     text = diagnose.explain(path, "gb200", "gpt-oss", "gpt-oss-agg")
     assert "* cluster.access: --context: 'gb200'" in text
     assert f"--kubeconfig {path} --context gb200 --namespace gpt-oss --name gpt-oss-agg" in text
+
+
+def test_the_short_form_says_each_cause_once_and_consequences_last() -> None:
+    def check(id_: str, ok: bool | None, seen: str, remedy: str = "") -> Check:
+        return Check(id=id_, title="t", ok=ok, seen=seen, expected="e", remedy=remedy)
+
+    verdict = judged(
+        "gpt-oss",
+        "now",
+        {},
+        [
+            check("cluster.access", True, "fine"),
+            check("graph.g", False, "pending. Because worker (a): no room", "make room"),
+            check("pod.a", False, "no room", "make room"),
+            check("pod.b", False, "no image", "push it"),
+            check("pod.c", False, "no image", "push it"),
+            check("pod.d", None, "loading for 3 min"),
+            check("endpoint.g", False, "nobody behind it", "see above"),
+            check("claim.m", False, "Pending", "bind it"),
+        ],
+        "namespace",
+    )
+    assert diagnose.short(verdict, "look").splitlines() == [
+        "gpt-oss: 8 checks: 1 as expected, 6 findings, 1 not applicable",
+        "* pod.b, pod.c: no image",
+        "  > push it",
+        "* claim.m: Pending",
+        "  > bind it",
+        "* graph.g: pending. Because worker (a): no room",
+        "  > make room",
+        "* endpoint.g: nobody behind it",
+        "  > see above",
+        "* pod.d: loading for 3 min",
+        "Everything: look",
+    ]
 
 
 # --- the command -------------------------------------------------------------------------------------------------
