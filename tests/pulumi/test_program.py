@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,13 @@ def run(**config: Any) -> Recording:
 
 
 def up(**config: Any) -> Recording:
-    recording = run(**config)
+    """What a run registered that went well; the same configuration is run once."""
+    return _up(json.dumps(config, sort_keys=True))
+
+
+@cache
+def _up(config: str) -> Recording:
+    recording = run(**json.loads(config))
     assert recording.error is None, recording.error
     return recording
 
@@ -207,7 +214,7 @@ def test_every_object_goes_through_the_configured_provider() -> None:
 def test_the_provider_is_the_configuration_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/somewhere/else")
     monkeypatch.setenv("PULUMI_K8S_ENABLE_PATCH_FORCE", "true")
-    provider = up()["cluster"].inputs
+    provider = run()["cluster"].inputs
     assert provider["kubeconfig"] == "~/.kube/config"  # the provider knows ~, and the state is then right for a team
     assert provider["context"] == "gpu-cluster"
     assert provider["enableServerSideApply"] == "true"
@@ -217,7 +224,7 @@ def test_the_provider_is_the_configuration_s(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_relative_kubeconfig_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert up(kubeconfig="mine/config")["cluster"].inputs["kubeconfig"] == str(tmp_path / "mine/config")
+    assert run(kubeconfig="mine/config")["cluster"].inputs["kubeconfig"] == str(tmp_path / "mine/config")
 
 
 # --- credentials -------------------------------------------------------------------------------------------------
