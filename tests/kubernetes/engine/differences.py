@@ -45,8 +45,8 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[kMGTPE]|[KMGTPE]i)?")
 
 def differences(old_inputs: Mapping[str, Any], live: Mapping[str, Any], new_inputs: Mapping[str, Any]) -> list[Path]:
     """Where the new inputs differ from the live object, as far as the old inputs spoke of it."""
-    old_inputs, new_inputs = _normal(old_inputs), _normal(new_inputs)
     native = "." not in str(new_inputs["apiVersion"]).partition("/")[0] or ".k8s.io/" in new_inputs["apiVersion"]
+    old_inputs, new_inputs = _normal(old_inputs, native), _normal(new_inputs, native)
     return list(_compare(_cut(live, old_inputs), new_inputs, (), native))
 
 
@@ -123,9 +123,11 @@ def _put(inputs: dict[str, Any], path: Path, old_inputs: Mapping[str, Any]) -> N
             holder.pop(path[-1], None)
 
 
-def _normal(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Secrets keep their strings as data, as the API server does."""
+def _normal(inputs: Mapping[str, Any], native: bool) -> dict[str, Any]:
+    """Secrets keep their strings as data, as the API server does; empty labels are none."""
     changed = dict(inputs)
+    if native:
+        changed["metadata"] = {key: value for key, value in inputs["metadata"].items() if value != {}}
     if (inputs["apiVersion"], inputs["kind"]) == ("v1", "Secret") and "stringData" in changed:
         strings = changed.pop("stringData")
         data = {key: base64.b64encode(value.encode()).decode() for key, value in strings.items()}

@@ -251,7 +251,7 @@ def _unmet(live: Object, name: str, wanted: str) -> str:
     """A condition counts when it speaks of the newest generation."""
     generation = live["metadata"].get("generation", 0)
     status = live.get("status", {})
-    for condition in status.get("conditions", []):
+    for condition in status.get("conditions") or []:
         if condition["type"].lower() == name.lower():
             observed = condition.get("observedGeneration") or status.get("observedGeneration")
             if observed is not None and observed < generation:
@@ -269,13 +269,13 @@ def _completed(live: Object) -> bool:
 
 def _job_problem(live: Object) -> str:
     status = live.get("status", {})
-    complete = any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions", []))
+    complete = any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions") or [])
     return "" if complete and status.get("startTime") else "the Job is not complete"
 
 
 def _failed(live: Object) -> str:
     if live["kind"] == "Job":
-        for condition in live.get("status", {}).get("conditions", []):
+        for condition in live.get("status", {}).get("conditions") or []:
             if condition["type"] == "Failed" and condition["status"] == "True":
                 return f"Job failed: {condition.get('reason', '')}: {condition.get('message', '')}"
     return ""

@@ -9,7 +9,9 @@ import logging
 import runpy
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from google.protobuf import empty_pb2, struct_pb2
 from pulumi.runtime import Mocks, mocks, set_mocks
 from pulumi.runtime.config import set_all_config
 from pulumi.runtime.proto import callback_pb2, callback_pb2_grpc, resource_pb2
-from pulumi.runtime.settings import set_root_resource
+from pulumi.runtime.settings import SETTINGS, set_root_resource
 from pulumi.runtime.stack import run_in_stack
 
 from . import values
@@ -218,6 +220,8 @@ def run(
 
     def body() -> None:
         loop = asyncio.new_event_loop()
+        # What fails is told once, by the deployment; the SDK leaves the futures of what depended on it behind.
+        loop.set_exception_handler(lambda *_: None)
         asyncio.set_event_loop(loop)
         try:
             set_all_config(texts, [f"{project.name}:{key}" for key in secret_keys])
@@ -230,32 +234,40 @@ def run(
                 monitor=_Monitor(deployment),
                 organization="organization",
             )
+            SETTINGS.outputs = set()  # set_mocks leaves those of the run before
             set_root_resource(None)  # type: ignore[arg-type]  # the one of set_mocks exports nothing
-            loop.run_until_complete(run_in_stack(lambda: _main(project)))
+            loop.run_until_complete(run_in_stack(lambda: _execute(project)))
         except BaseException as error:
             problems.append(error)
         finally:
+            loop.run_until_complete(loop.shutdown_default_executor())  # steps that were begun are ended
             loop.close()
 
     # Everything of the SDK's that is global lives in context variables: a context of its own is a process of its own.
     thread = threading.Thread(target=contextvars.Context().run, args=(body,), name=f"pulumi-{stack}")
-    thread.start()
-    thread.join()
+    with _on_path(project):
+        thread.start()
+        thread.join()
     _raise(deployment, problems)
     if not deployment.preview:
         deployment.delete_unregistered()
     return outcome(deployment)
 
 
-def _main(project: Project) -> None:
+def _execute(project: Project) -> None:
+    runpy.run_path(str(project.directory / "__main__.py"), run_name="__main__")
+
+
+@contextmanager
+def _on_path(project: Project) -> Iterator[None]:
+    """The program's directory comes first, and its modules go when it has ended: the next one may have namesakes."""
     directory = str(project.directory)
     before = set(sys.modules)
     sys.path.insert(0, directory)
     try:
-        runpy.run_path(str(project.directory / "__main__.py"), run_name="__main__")
+        yield
     finally:
         sys.path.remove(directory)
-        # The next program may have modules of the same names.
         for name in set(sys.modules) - before:
             file = getattr(sys.modules[name], "__file__", None)
             if file and Path(file).is_relative_to(project.directory):
@@ -265,13 +277,15 @@ def _main(project: Project) -> None:
 def _raise(deployment: Deployment, problems: list[BaseException]) -> None:
     if not problems and not deployment.failed:
         return
-    own = [problem for problem in problems if not isinstance(problem, StepFailedError | StoppedError)]
-    for problem in own:
+    deployment.failed = True
+    for problem in problems:
         said = str(problem) or type(problem).__name__
-        deployment.failed = True
-        if said not in deployment.messages and not any(said in message for message in deployment.messages):
+        told = isinstance(problem, StepFailedError | StoppedError) or any(said in each for each in deployment.messages)
+        if not told:
             deployment.messages.append(f"error: {said}")
-    raise StepFailedError("\n".join(deployment.messages)) from (problems[0] if problems else None)
+            # Where in the program: as the language host prints it. Not as a cause: it is of another thread.
+            deployment.messages += traceback.format_exception(problem)
+    raise StepFailedError("\n".join(deployment.messages))
 
 
 def outcome(deployment: Deployment) -> Outcome:

@@ -146,8 +146,19 @@ def _rendered(chart: Chart, inputs: Mapping[str, Any]) -> list[Object]:
     for path in sorted(chart):
         if path.startswith("templates/"):
             text = EXPRESSION.sub(lambda found: _value(found[1], scope), chart[path])
-            objects += [each for each in yaml.safe_load_all(text) if each]
+            objects += [_marked(each, inputs) for each in yaml.safe_load_all(text) if each]
     return objects
+
+
+def _marked(each: Object, inputs: Mapping[str, Any]) -> Object:
+    """Whose an object is, as Helm writes on all but hooks."""
+    metadata = each["metadata"]
+    if HOOK in metadata.get("annotations", {}):
+        return each
+    marks = {"meta.helm.sh/release-name": inputs["name"], "meta.helm.sh/release-namespace": inputs["namespace"]}
+    annotations = {**metadata.get("annotations", {}), **marks}
+    labels = {**metadata.get("labels", {}), "app.kubernetes.io/managed-by": "Helm"}
+    return {**each, "metadata": {**metadata, "annotations": annotations, "labels": labels}}
 
 
 def _value(expression: str, scope: Mapping[str, Any]) -> str:
@@ -191,7 +202,7 @@ def _is_gone(api: Api, api_version: str, kind: str, name: str, namespace: str | 
 
 def _established(api: Api, name: str) -> bool:
     live = api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", name)
-    conditions = {each["type"]: each["status"] for each in live.get("status", {}).get("conditions", [])}
+    conditions = {each["type"]: each["status"] for each in live.get("status", {}).get("conditions") or []}
     return conditions.get("Established") == "True"
 
 

@@ -1,0 +1,78 @@
+"""The pure parts of the engine in process: configuration, durations, and when an object differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.api import Object
+from tests.kubernetes.drivers import UpdateFailedError
+from tests.kubernetes.engine import differences, programs
+from tests.kubernetes.engine.deployment import seconds
+
+PROGRAM = Path(__file__).parent / "programs" / "objects"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("objects", "text", "must be of type 'array'"),
+        ("kubeconfig", 5, ""),
+    ],
+)
+def test_configuration_has_the_declared_types(key: str, value: Any, said: str) -> None:
+    project = programs.Project(PROGRAM)
+    given = {"kubeconfig": "file", "context": "context", key: value}
+    if said:
+        with pytest.raises(UpdateFailedError, match=said):
+            project.config(given)
+    else:
+        assert project.config(given)[f"objects:{key}"] == json.dumps(value)
+
+
+def test_configuration_without_a_default_is_required() -> None:
+    with pytest.raises(UpdateFailedError, match="missing required configuration variable 'context'"):
+        programs.Project(PROGRAM).config({"kubeconfig": "file"})
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("1h30m", 5400), ("2h", 7200), ("1.5m", 90)])
+def test_durations(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "live", "new", "paths"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, {"a": 1}, []),  # what the server adds is its own
+        ({"a": 1}, {"a": 2}, {"a": 1}, ["spec.a"]),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1}, ["spec.b"]),
+        ({"cpu": "1000m"}, {"cpu": "1"}, {"cpu": "1000m"}, []),
+        ({"cpu": "1000m"}, {"cpu": "1"}, {"cpu": "2"}, ["spec.cpu"]),
+        ({"list": [{"x": 1}]}, {"list": [{"x": 1, "y": 2}]}, {"list": [{"x": 1}]}, []),
+        ({"list": [{"x": 1}]}, {"list": [{"x": 1}]}, {"list": [{"x": 1}, {"x": 2}]}, ["spec.list"]),
+        ({}, {}, {"empty": {}}, ["spec.empty"]),
+    ],
+)
+def test_differences(old: Any, live: Any, new: Any, paths: list[str]) -> None:
+    def whole(spec: Any) -> Object:
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": spec}
+
+    found = differences.differences(whole(old), whole(live), whole(new))
+    assert [".".join(map(str, path)) for path in found] == paths
+
+
+def test_quantities_of_custom_resources_are_compared_as_written() -> None:
+    def whole(value: str) -> Object:
+        return {"apiVersion": "gpt-oss.test/v1", "kind": "Widget", "metadata": {"name": "x"}, "spec": {"cpu": value}}
+
+    assert differences.differences(whole("1000m"), whole("1"), whole("1000m")) == [("spec", "cpu")]
+
+
+def test_what_is_ignored_stays_as_it_was() -> None:
+    old = {"spec": {"parts": [{"name": "a", "count": 3}, {"name": "b"}]}}
+    new = {"spec": {"parts": [{"name": "a", "count": 1}, {"name": "b", "count": 2}]}}
+    kept = differences.keep_ignored(["spec.parts[*].count"], old, new)
+    assert kept == {"spec": {"parts": [{"name": "a", "count": 3}, {"name": "b"}]}}

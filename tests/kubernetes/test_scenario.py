@@ -1,0 +1,148 @@
+"""The whole way, for every target and with both drivers: from an empty cluster to a served model, and back."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes import cluster as clusters
+from tests.kubernetes import scenario
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.drivers import Driver, Stack, changed
+from tests.kubernetes.scenario import GRAPH, PLATFORM_NAMESPACE, TARGETS, TOKEN, Target, stack_of
+from tests.stand_ins.dynamo_platform.beside import Beside
+
+pytestmark = pytest.mark.kubernetes
+
+
+@pytest.fixture
+def empty_cluster(dynamo_cluster: Cluster) -> Iterator[Cluster]:
+    """Without Dynamo's definitions; afterwards as it was."""
+    scenario.remove_definitions(dynamo_cluster)
+    yield dynamo_cluster
+    scenario.clean(dynamo_cluster, *(f"story-{name}" for name in TARGETS), PLATFORM_NAMESPACE)
+    clusters.install_dynamo_definitions(dynamo_cluster.api)
+
+
+def test_from_an_empty_cluster_to_a_measured_endpoint_and_back(
+    scenario_driver: Driver, target: Target, empty_cluster: Cluster, chart: Path
+) -> None:
+    cluster, graph, namespace = empty_cluster, target.graph, f"story-{target.name}"
+    stack = stack_of(scenario_driver, cluster, target, namespace, platform_chart=str(chart), model_cache_retain=False)
+    # No spare machine: whatever changes below has to fit where it is.
+    with Beside(cluster, PLATFORM_NAMESPACE), cluster.only("cpu-1", *target.just_enough):
+        assert "create graph" in changed(stack.preview())
+        assert scenario.has_gone(cluster, namespace)
+
+        first = stack.up()
+
+        _is_placed(cluster, target, namespace)
+        assert scenario.ready(cluster, namespace, graph)["status"] == "True"
+        jobs = scenario.jobs(cluster, namespace)
+        assert set(jobs) == {f"{graph}-download", f"{graph}-smoke"}
+        assert all(job["status"]["succeeded"] == 1 for job in jobs.values())
+        assert first.outputs["namespace"] == namespace
+        assert first.outputs["deployment"] == graph
+        assert first.outputs["model"] == "openai/gpt-oss-120b"
+        assert first.outputs["url"] == f"http://{graph}-frontend.{namespace}.svc:8000"
+        assert f"svc/{graph}-frontend 8000:8000" in first.outputs["port_forward"]
+        assert "/v1/chat/completions" in first.outputs["curl"]
+        assert f"{scenario.GRAPH_LABEL}={graph}" in first.outputs["watch"]
+        encoded = base64.b64encode(TOKEN.encode()).decode()
+        assert cluster.api.get("v1", "Secret", "hf-token-secret", namespace)["data"]["HF_TOKEN"] == encoded
+        for text in (stack.export(), first.text, str(first.outputs)):
+            assert TOKEN not in text
+            assert encoded not in text
+
+        assert changed(stack.up()) == []
+
+        _rolls_what_an_option_changes(cluster, target, namespace, stack)
+        _leaves_the_replicas_of_others_alone(cluster, target, namespace, stack)
+        _runs_the_benchmark_once_for_each_id(cluster, target, namespace, stack)
+
+        stack.destroy()
+        assert scenario.has_gone(cluster, namespace)
+        assert scenario.has_gone(cluster, PLATFORM_NAMESPACE)
+        assert stack.export().count("urn:pulumi:") == 0
+
+
+def _is_placed(cluster: Cluster, target: Target, namespace: str) -> None:
+    """Every pod on the machines it is for, and on no others."""
+    for kind, count in target.workers.items():
+        pods = scenario.pods_of(cluster, namespace, target.graph, kind).values()
+        assert len(pods) == count
+        assert {scenario.gpus_of(pod) for pod in pods} == {target.gpus[kind]}
+        assert {pod["spec"]["nodeName"] for pod in pods} <= target.gpu_nodes
+    [frontend] = scenario.pods_of(cluster, namespace, target.graph, "frontend").values()
+    assert frontend["spec"]["nodeName"] == "cpu-1"
+    everywhere = cluster.placed(namespace)
+    assert None not in everywhere.values()
+
+
+def _rolls_what_an_option_changes(cluster: Cluster, target: Target, namespace: str, stack: Stack) -> None:
+    graph = target.graph
+    before = {kind: scenario.pods_of(cluster, namespace, graph, kind) for kind in ("frontend", *target.workers)}
+    jobs_before = scenario.uids(scenario.jobs(cluster, namespace))
+    path, value = target.option
+    stack.config["set"] = {path: value}
+
+    done = changed(stack.up())
+
+    assert "update graph" in done
+    assert any(each.endswith("engine-config") for each in done)
+    after = {kind: scenario.pods_of(cluster, namespace, graph, kind) for kind in before}
+    assert after["frontend"].keys() == before["frontend"].keys(), "the frontend has no part in it"
+    for kind in target.workers:
+        assert not set(after[kind]) & set(before[kind])
+        assert len(after[kind]) == target.workers[kind]
+    [config] = scenario.mounted_config(after[target.changed])
+    assert {config} != scenario.mounted_config(before[target.changed])
+    option = path.partition(".")[2]
+    assert f"{option}: {value}" in "".join(cluster.api.get("v1", "ConfigMap", config, namespace)["data"].values())
+    assert scenario.uids(scenario.jobs(cluster, namespace))[f"{graph}-download"] == jobs_before[f"{graph}-download"]
+    _is_placed(cluster, target, namespace)
+    assert changed(stack.up()) == []
+
+
+def _leaves_the_replicas_of_others_alone(cluster: Cluster, target: Target, namespace: str, stack: Stack) -> None:
+    """Somebody scales the frontend, which nobody gave a number."""
+
+    def scale(count: int) -> None:
+        components = cluster.api.get(*GRAPH, target.graph, namespace)["spec"]["components"]
+        for component in components:
+            if component["type"] == "frontend":
+                component["replicas"] = count
+        cluster.api.patch(*GRAPH, target.graph, {"spec": {"components": components}}, namespace)
+        cluster.api.wait(
+            f"{count} frontends",
+            lambda: len(scenario.pods_of(cluster, namespace, target.graph, "frontend")) == count,
+        )
+
+    scale(2)
+    assert changed(stack.up()) == []
+    stack.refresh()
+    assert changed(stack.up()) == []
+    path, value = target.option
+    stack.config["set"] = {path: value - 1}
+    stack.up()  # a change of something else, written over the whole graph
+    assert len(scenario.pods_of(cluster, namespace, target.graph, "frontend")) == 2
+    scale(1)
+
+
+def _runs_the_benchmark_once_for_each_id(cluster: Cluster, target: Target, namespace: str, stack: Stack) -> None:
+    stack.config["benchmark"] = True
+    first = stack.up()
+    assert changed(first) == ["create benchmark"]
+    assert "/benchmarks/" in first.outputs["artifacts"]
+    assert changed(stack.up()) == []
+    before = scenario.uids(scenario.jobs(cluster, namespace))
+    stack.config["benchmark_run_id"] = "2"
+    assert changed(stack.up()) == ["replace benchmark"]
+    after = scenario.uids(scenario.jobs(cluster, namespace))
+    assert {name for name in after if after[name] != before.get(name)} == set(after) - {
+        f"{target.graph}-download",
+        f"{target.graph}-smoke",
+    }
