@@ -194,7 +194,7 @@ def _worker(parts: Parts, worker: Worker, config: ConfigMap) -> GraphComponent:
         container,
         gpu=True,
         node_selector={ARCHITECTURE: architecture(parts.chosen), **parts.request.placement.node_selector},
-        affinity=_worker_affinity(parts),
+        affinity=_worker_affinity(parts, worker),
         volumes=(Volume(name="engine-config", config_map=ConfigMapVolume(name=config.name)),),
         before=(_wait_for_model(parts, mounts[0]),),
     )
@@ -233,6 +233,8 @@ def _wait_for_model(parts: Parts, mount: VolumeMount) -> Container:
         name="wait-for-model",
         image=parts.image,
         command=("/bin/sh", "-c", script),
+        # Said, because a namespace with a quota takes no container without.
+        resources=ResourceNeeds(requests={"cpu": "10m", "memory": "64Mi"}, limits={"memory": "64Mi"}),
         volume_mounts=(mount,),
         security_context=_UNPRIVILEGED,
     )
@@ -357,12 +359,20 @@ def _toleration(entry: GraphToleration) -> Toleration:
     return Toleration(key=entry.key, operator=entry.operator, value=entry.value, effect=entry.effect)
 
 
-def _worker_affinity(parts: Parts) -> Affinity | None:
+def _worker_affinity(parts: Parts, worker: Worker) -> Affinity | None:
+    """On the target's GPUs; prefill and decode on one node where it has room, as keys and values go from one to the
+    other."""
     products = gpu_products(parts)
-    if not products:
-        return None
-    required = NodeSelector(node_selector_terms=(_nodes(GPU_PRODUCT, "In", products),))
-    return Affinity(node_affinity=NodeAffinity(required_during_scheduling_ignored_during_execution=required))
+    others = [kind for kind in parts.chosen.target.workers if kind != worker.type]
+    on_gpus = near = None
+    if products:
+        required = NodeSelector(node_selector_terms=(_nodes(GPU_PRODUCT, "In", products),))
+        on_gpus = NodeAffinity(required_during_scheduling_ignored_during_execution=required)
+    if others:
+        term = PodAffinityTerm(label_selector=pods_of(parts, *others), topology_key=HOSTNAME)
+        preferred = (WeightedPodAffinityTerm(weight=100, pod_affinity_term=term),)
+        near = PodAffinity(preferred_during_scheduling_ignored_during_execution=preferred)
+    return Affinity(node_affinity=on_gpus, pod_affinity=near) if on_gpus or near else None
 
 
 def _nodes(key: str, operator: str, values: tuple[str, ...]) -> NodeSelectorTerm:

@@ -355,6 +355,18 @@ def test_replicas_resources_and_placement_are_the_users() -> None:
     assert (spec.priority_class_name, spec.scheduler_name) == ("serving", "kai-scheduler")
 
 
+def test_prefill_and_decode_are_near_each_other_where_a_node_has_room() -> None:
+    made = plan("b200-disagg")
+    for kind, other in (("prefill", "decode"), ("decode", "prefill")):
+        affinity = component(made, kind).pod_template.spec.affinity
+        assert affinity is not None
+        assert affinity.pod_affinity is not None
+        assert not affinity.pod_affinity.required_during_scheduling_ignored_during_execution
+        (term,) = affinity.pod_affinity.preferred_during_scheduling_ignored_during_execution
+        (expression,) = term.pod_affinity_term.label_selector.match_expressions
+        assert (expression.values, term.pod_affinity_term.topology_key) == ((other,), "kubernetes.io/hostname")
+
+
 def test_workers_may_ask_for_rdma() -> None:
     made = plan("b200-disagg", resources={"prefill": {"rdma/ib": "1"}, "decode": {"rdma/ib": "4", "cpu": "16"}})
     decode = main(component(made, "decode"))
