@@ -133,6 +133,7 @@ def cluster_settings(settings: Settings, plan: GraphPlan, catalog: Catalog | Non
         stack_annotation=STACK_ANNOTATION,
         makes_token_secret=settings.makes_token_secret,
         token_awaited=settings.hf_token_awaited,
+        allow_findings=settings.allow_findings,
         made_pull_secrets=tuple(name for name in plan.pull_secrets if name not in settings.pull_secrets),
     )
     if catalog is None:

@@ -45,6 +45,7 @@ class Settings(Part):
     context: str = ""
     namespace: str = "gpt-oss"
     create_namespace: bool = True
+    allow_findings: Names = ()
 
     target: str = ""
     gpu: str = ""

@@ -31,7 +31,7 @@ from serving_catalog.checks.cluster import (
     rooms_text,
 )
 from serving_catalog.checks.judging import at, check, finding, listed, numbers, passed, unknown
-from serving_catalog.checks.models import Check
+from serving_catalog.checks.models import Check, accept
 from serving_catalog.entries import Part
 from serving_catalog.graphs.plans import GraphPlan, TokenKey
 
@@ -67,6 +67,7 @@ class ClusterSettings(Part):
     makes_token_secret: bool = False  # the program makes it, so it need not be there
     token_awaited: bool = False  # somebody else makes it, perhaps later
     made_pull_secrets: tuple[str, ...] = ()
+    allow_findings: tuple[str, ...] = ()
 
 
 class Permission(Part):
@@ -122,9 +123,16 @@ def needed_permissions(plan: GraphPlan, settings: ClusterSettings) -> tuple[Perm
     return tuple(needed)
 
 
+# Judged from what the cluster shows at this moment: an autoscaler or a provisioner may know better.
+_ESTIMATES = ("cluster.permissions", "storage.access_mode", "gpu.product", "gpu.capacity", "placement.jobs")
+
+
 def said(found: Check) -> str:
     """A finding as one line for the person at the keyboard: key, value, allowed, what to do."""
-    return f"{found.seen}; allowed: {found.expected}. {found.remedy}"
+    line = f"{found.seen}; allowed: {found.expected}. {found.remedy}"
+    if found.id in _ESTIMATES:
+        line += f" If you know better, as with nodes that an autoscaler makes: allow_findings: [{found.id}]."
+    return line
 
 
 def problems_of(checks: Iterable[Check]) -> list[str]:
@@ -136,7 +144,7 @@ def prerequisites(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings
     access = cluster_access(snapshot)
     if access.ok is False:
         return (access,)
-    return (
+    checks = (
         access,
         kubernetes_version(snapshot, settings),
         namespace_there(snapshot, plan, settings),
@@ -155,6 +163,7 @@ def prerequisites(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings
         gpu_capacity(snapshot, plan),
         job_placement(snapshot, plan),
     )
+    return accept(checks, settings.allow_findings)
 
 
 # --- reaching it -------------------------------------------------------------------------------------------------

@@ -450,6 +450,16 @@ def test_everything_wrong_is_said_at_once() -> None:
     )
 
 
+def test_a_finding_can_be_accepted_and_the_line_says_how() -> None:
+    empty = cluster(Node=[plain_node()])
+    lines = problems_of(prerequisites(empty, plan_of(), SETTINGS))
+    assert any(line.endswith("allow_findings: [gpu.capacity].") for line in lines)
+    accepting = SETTINGS.model_copy(update={"allow_findings": ("gpu.*",)})
+    assert not findings(empty, plan_of(), accepting)
+    gone = empty.model_copy(update={"problem": "unreachable"})
+    assert problems_of(prerequisites(gone, plan_of(), SETTINGS.model_copy(update={"allow_findings": ("*",)})))
+
+
 # --- what is not a finding ---------------------------------------------------------------------------------------
 
 
