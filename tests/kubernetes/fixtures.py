@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -16,9 +17,13 @@ from .cluster import start as start_cluster
 REQUIRED = "GPT_OSS_REQUIRE_KUBERNETES"
 
 
-def _leave_out(reason: str) -> None:
+_LEFT_OUT: set[str] = set()  # why the cluster cannot be had here
+
+
+def _leave_out(reason: str) -> NoReturn:
     if os.environ.get(REQUIRED):
         pytest.fail(f"{reason} ({REQUIRED} is set)", pytrace=False)
+    _LEFT_OUT.add(reason)
     pytest.skip(reason)
 
 
@@ -28,8 +33,8 @@ def control_plane_programs() -> build.Programs:
     try:
         return build.build()
     except build.GoMissingError as error:
-        _leave_out(str(error))
-        raise
+        reason = str(error)
+    _leave_out(reason)
 
 
 @pytest.fixture(scope="session")
@@ -71,8 +76,10 @@ def restricted_namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failed test shows the end of the control plane's logs, and where all of them are."""
+    """Failed tests show the end of the control plane's logs; tests without a cluster share one line of the summary."""
     report = yield
+    if report.skipped and call.excinfo and str(call.excinfo.value) in _LEFT_OUT:  # type: ignore[attr-defined]
+        report.longrepr = (__file__, None, f"Skipped: {call.excinfo.value}")  # type: ignore[attr-defined]
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and isinstance(cluster, Cluster):  # type: ignore[attr-defined]
         plane = cluster.plane

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from . import build
-from .fixtures import REQUIRED
+from .fixtures import REQUIRED, _leave_out
 
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="go is not on PATH")
 
@@ -99,8 +99,6 @@ def test_every_program_is_a_tool_of_the_module() -> None:
 
 @pytest.mark.parametrize(("required", "outcome"), [("", "skipped"), ("1", "failed")])
 def test_a_missing_go_skips_unless_it_is_required(monkeypatch: pytest.MonkeyPatch, required: str, outcome: str) -> None:
-    from .fixtures import _leave_out
-
     monkeypatch.setenv(REQUIRED, required)
     kind = {"skipped": pytest.skip.Exception, "failed": pytest.fail.Exception}[outcome]
     with pytest.raises(kind, match="no Go"):
