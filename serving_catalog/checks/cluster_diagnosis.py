@@ -799,16 +799,28 @@ def _not_ready(snapshot: Snapshot, entry: Thing, lived: float | None, settings: 
     if running is not None and running < limit and not (was_started and probe):
         return Why(
             None,
-            f"on {node}, loading for {age(running)} of at most {age(limit)}{_quoted(lines, settings)}",
+            f"on {node}, loading for {age(running)} of at most {age(limit)} as a rule{_patience_of(entry)}"
+            + _quoted(lines, settings),
         )
     return Why(
         False,
         f"on {node}, running for {age(running)} and not Ready"
-        + (f": {probe}" if probe else f"; loading takes at most {age(limit)} as a rule")
+        + (f": {probe}" if probe else f"; loading takes at most {age(limit)} as a rule{_patience_of(entry)}")
         + _quoted(lines, settings),
         f"Read its log (kubectl --namespace {snapshot.namespace} logs {name_of(entry)}); a slow volume and a rank that "
         f"died look alike: {RUNBOOKS['not-ready']}.",
     )
+
+
+def _patience_of(pod: Thing) -> str:
+    """How long the pod's own startup probe lets it load, after which the kubelet starts it again."""
+    limits = [
+        int(probe.get("initialDelaySeconds") or 0)
+        + int(probe.get("periodSeconds") or 10) * int(probe.get("failureThreshold") or 3)
+        for container in at(pod, "spec.containers") or ()
+        if (probe := container.get("startupProbe"))
+    ]
+    return f" (its startup probe allows {age(max(limits))})" if limits else ""
 
 
 def _probe_events(snapshot: Snapshot, entry: Thing) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from serving_catalog.checks import Check, judged
+from serving_catalog.checks import cluster as clusters
 from serving_catalog.checks.causes import causes
 from serving_catalog.checks.cluster import Probe, Snapshot
 from serving_catalog.checks.cluster_causes import RUNBOOKS, SERVING_REMEDIES, download_cause, image_cause, serving_cause
@@ -388,8 +391,8 @@ def _ended(reason: str, code: int, **more: Any) -> Thing:
             {"state": {"running": {"startedAt": "2026-11-21T06:00:00Z"}}},
             ("Loading weights 10%",),
             [],
-            "running for 80 min and not Ready; loading takes at most 30 min as a rule; last lines: "
-            '"Loading weights 10%"',
+            "running for 80 min and not Ready; loading takes at most 30 min as a rule (its startup probe allows 2 h); "
+            'last lines: "Loading weights 10%"',
             "not-ready",
         ),
     ],
@@ -409,7 +412,9 @@ def test_a_load_within_its_time_is_no_finding_of_the_pod_and_the_graph_says_wait
     running = {"state": {"running": {"startedAt": "2026-11-21T07:08:00Z"}}}
     checks = checks_of(_worker(recorded("agg-ready"), **running))
     assert checks[f"pod.{WORKER}"].ok is None
-    assert "loading for 12 min of at most 30 min" in checks[f"pod.{WORKER}"].seen
+    assert (
+        "loading for 12 min of at most 30 min as a rule (its startup probe allows 2 h)" in checks[f"pod.{WORKER}"].seen
+    )
     assert checks["graph.gpt-oss-agg"].ok is False
     assert "loading for 12 min" in checks["graph.gpt-oss-agg"].seen
     assert "Wait" in checks["graph.gpt-oss-agg"].remedy
@@ -630,6 +635,18 @@ def test_jobs_of_another_graph_and_of_others_are_left_alone() -> None:
     jobs = [_job("gpt-oss-disagg-download", **FAILED), _job("nightly-backup", **FAILED)]
     assert not findings_of(with_objects(recorded("agg-ready"), Job=jobs), name="gpt-oss-agg")
     assert set(findings_of(with_objects(recorded("agg-ready"), Job=jobs))) == {"job.gpt-oss-disagg-download"}
+
+
+def test_every_runbook_that_is_named_is_there() -> None:
+    checks = Path(clusters.__file__).parent
+    named = {
+        name
+        for path in checks.glob("cluster*.py")
+        for name in re.findall(r"docs/runbooks/[a-z-]+\.md", path.read_text())
+    }
+    root = Path(__file__).parents[2]
+    for name in {*named, *RUNBOOKS.values()}:
+        assert (root / name).is_file(), name
 
 
 # --- causes and events -------------------------------------------------------------------------------------------
