@@ -12,10 +12,11 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 from pydantic import ValidationError
 
-from serving_catalog import load_catalog
-from serving_catalog.checks import PreflightSettings, annotate, plan_survey, preflight, summary, table
+from serving_catalog import Catalog, load_catalog
+from serving_catalog.checks import Check, PreflightSettings, annotate, plan_survey, preflight, summary, table
 from serving_catalog.errors import CatalogError
 
 _OWN = (
@@ -23,6 +24,10 @@ _OWN = (
     *("url_timeout", "proxies", "procfs", "sysfs", "rootfs", "tool_paths", "container_prefix"),
 )
 _HANDED_ON = _OWN[_OWN.index("url_timeout") :]
+# What stands in the way while somebody installs packages, and is over when they have finished.
+_PASSING = {"apt.lock", "packages.unfinished"}
+
+display = Display()
 
 
 class ActionModule(ActionBase):
@@ -49,17 +54,18 @@ class ActionModule(ActionBase):
         asked |= {key: arguments[key] for key in _HANDED_ON if arguments.get(key) not in (None, "")}
         asked |= _secrets(arguments, settings)
         asked["image"] |= _registry(arguments, asked["image"])
-        asked["controller_time"] = time.time()
-        answer = self._execute_module(module_name="host_survey", module_args=asked, task_vars=variables)
-        survey = (answer.get("ansible_facts") or {}).get("host_survey")
-        if answer.get("failed") or survey is None:
+        survey, checks, answer = self._judged(asked, plan, settings, catalog, variables)
+        locked = next((check for check in checks if check.id == "apt.lock" and check.stops), None)
+        if settings.lock_timeout and locked is not None and {c.id for c in checks if c.stops} <= _PASSING:
+            # A host's first boot updates its packages; it has finished in a minute or two.
+            display.display(
+                f"{variables.get('inventory_hostname', 'host')}: waiting up to {settings.lock_timeout:g} s, because"
+                f" packages are being installed: {locked.seen}"
+            )
+            asked["lock_timeout"] = settings.lock_timeout
+            survey, checks, answer = self._judged(asked, plan, settings, catalog, variables)
+        if survey is None:
             return {**result, **answer}
-        survey = annotate(survey, catalog)
-        if "image" not in survey["sections"] and plan["image"] not in (
-            (survey.get("docker") or {}).get("images") or ()
-        ):
-            survey["image"] = {"error": _archive_problem(settings.image_archive, plan["image"], survey)}
-        checks = preflight(survey, plan, settings, catalog)
         findings = [check for check in checks if check.stops]
         accepted = [check for check in checks if check.accepted]
         result["changed"] = False
@@ -80,6 +86,27 @@ class ActionModule(ActionBase):
             "checks": [check.model_dump(mode="json") for check in checks],
             "ansible_facts": {"host_survey": survey},
         }
+
+    def _judged(
+        self,
+        asked: dict[str, Any],
+        plan: dict[str, Any],
+        settings: PreflightSettings,
+        catalog: Catalog,
+        variables: dict[str, Any],
+    ) -> tuple[dict[str, Any] | None, tuple[Check, ...], dict[str, Any]]:
+        """The survey and every check; no survey where the module failed."""
+        asked = {**asked, "controller_time": time.time()}
+        answer: dict[str, Any] = self._execute_module(module_name="host_survey", module_args=asked, task_vars=variables)
+        found = (answer.get("ansible_facts") or {}).get("host_survey")
+        if answer.get("failed") or found is None:
+            return None, (), answer
+        survey = annotate(found, catalog)
+        if "image" not in survey["sections"] and plan["image"] not in (
+            (survey.get("docker") or {}).get("images") or ()
+        ):
+            survey["image"] = {"error": _archive_problem(settings.image_archive, plan["image"], survey)}
+        return survey, preflight(survey, plan, settings, catalog), answer
 
 
 def _secrets(arguments: dict[str, Any], settings: PreflightSettings) -> dict[str, Any]:

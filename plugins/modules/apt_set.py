@@ -82,6 +82,21 @@ options:
           sha256:
             description: Its checksum, 64 hex digits.
             type: str
+  preferences:
+    description: Files of apt preferences, which decide at which version a dependency is taken. An empty text means that
+      the file shall not be there.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: The file, in C(/etc/apt/preferences.d).
+        type: path
+        required: true
+      content:
+        description: Its text.
+        type: str
+        required: true
   stale_files:
     description: Files that shall not be there, such as sources that declare the same repository a second time.
     type: list
@@ -140,7 +155,7 @@ options:
     elements: str
     default: []
   unhold:
-    description: Names, or globs, of packages whose hold is lifted.
+    description: Names, or globs, of packages whose hold is lifted, before the transaction if there is one.
     type: list
     elements: str
     default: []
@@ -236,7 +251,7 @@ from typing import Any, Iterable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpt_oss import dpkg, openpgp
-from ansible.module_utils.gpt_oss.apt_runner import POLICY, Apt, forgotten_policy
+from ansible.module_utils.gpt_oss.apt_runner import POLICY, PREFERENCES, Apt, forgotten_policy
 from ansible.module_utils.gpt_oss.apt_sources import AptError, Repository
 from ansible.module_utils.gpt_oss.files import read_file, text_diff, write_file
 
@@ -268,6 +283,12 @@ ARGUMENTS: dict[str, Any] = {
                 },
             },
         },
+    },
+    "preferences": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {"path": {"type": "path", "required": True}, "content": {"type": "str", "required": True}},
     },
     "stale_files": {"type": "list", "elements": "path", "default": []},
     "first": {"type": "list", "elements": "dict", "default": [], "options": _PACKAGE},
@@ -317,6 +338,9 @@ class Pending:
             repository for repository in repositories if read_file(repository.path) != repository.rendered()
         ]
         self.keyrings = [repository for repository in repositories if self._lacks_keyring(repository, packages)]
+        self.preferences = [
+            file for file in p["preferences"] if (read_file(file["path"]) or b"") != file["content"].encode()
+        ]
         self.stale = [path for path in p["stale_files"] if os.path.lexists(path)]
         self.first = [package for package in p["first"] if not satisfied(package, packages)]
         self.packages = [package for package in p["packages"] if not satisfied(package, packages)]
@@ -358,6 +382,7 @@ class AptSet:
         self.changed = False  # or would be, in check mode
         self.repository_changed = False
         self.held: list[str] = []
+        self.freed: list[str] = []  # holds that are lifted before the transaction, for it to move them
         self.transactions: list[str] = []
         self.diffs: list[dict[str, Any]] = []
         self.before: dict[str, dpkg.Package] = {}
@@ -370,7 +395,7 @@ class AptSet:
         self.repair_or_refuse()
         pending = Pending(self.p, self.repositories, self.before)
         try:
-            if pending.repository or pending.transaction:
+            if pending.repository or pending.preferences or pending.transaction:
                 self.changed = True
                 self.bring(pending)
             else:
@@ -407,6 +432,11 @@ class AptSet:
         problems += [f"absent: {name} is also in packages" for name in matching(self.p["absent"], wanted)]
         both = matching(self.p["unhold"], matching(self.p["hold"], [*wanted, *self.p["hold"]]))
         problems += [f"unhold: {name} is also in hold" for name in both]
+        problems += [
+            f"preferences: {file['path']} is not in {PREFERENCES}"
+            for file in self.p["preferences"]
+            if os.path.dirname(file["path"]) != PREFERENCES
+        ]
         relative = [path for path in self.p["stale_files"] if not path.startswith("/")]
         problems += [f"stale_files: {path} is not an absolute path" for path in relative]
         if problems:
@@ -447,8 +477,15 @@ class AptSet:
         run = self.module.run_command
         fetched = {repository.name: repository.fetch_keyring(run) for repository in pending.keyrings}
         self.show_repositories(pending, {name: content for name, (content, _) in fetched.items()})
-        if pending.repository or pending.first or self.check:
-            self.apt.look_ahead({name: content for name, (content, _) in fetched.items()}, self.p["stale_files"])
+        if pending.repository or pending.preferences or pending.first or self.check:
+            self.apt.look_ahead(
+                {name: content for name, (content, _) in fetched.items()}, self.p["stale_files"], pending.preferences
+            )
+        if pending.transaction:
+            held = [name for name, package in self.before.items() if package.installed and package.held]
+            self.freed = matching(self.p["unhold"], held)
+        if self.freed:
+            self.apt.look_ahead_without_holds(self.freed)
         versions = self.look_up(pending)
         first = [word(package, versions) for package in pending.first]
         words = [word(package, versions) for package in pending.packages]
@@ -461,7 +498,11 @@ class AptSet:
             return
         if pending.repository:
             self.put_repositories(pending, fetched)
+        for file in pending.preferences:
+            put_or_remove(file["path"], file["content"])
         self.apt.look_back(keep_lists=True)
+        if self.freed:
+            self.apt.change(["apt-mark", "unhold", *self.freed])
         if first:
             self.transact(first, [])
         if words or pending.removals:
@@ -478,6 +519,10 @@ class AptSet:
     def show_repositories(self, pending: Pending, keyrings: dict[str, bytes]) -> None:
         self.repository_changed = pending.repository
         self.diffs += [text_diff(path, read_file(path), None) for path in pending.stale]
+        self.diffs += [
+            text_diff(file["path"], read_file(file["path"]), file["content"].encode() or None)
+            for file in pending.preferences
+        ]
         self.diffs += [text_diff(r.path, read_file(r.path), r.rendered()) for r in pending.sources]
         for repository in pending.keyrings:
             before = read_file(repository.keyring)
@@ -619,7 +664,7 @@ class AptSet:
         self.diffs.append(headed("packages", "".join(before), "".join(after)))
 
     def transact(self, words: list[str], removals: list[str]) -> None:
-        held = [name for name, package in self.before.items() if package.held]
+        held = [name for name, package in self.before.items() if package.held and name not in self.freed]
         try:
             with self.services():
                 self.apt.install(self.command(words, removals, self.p["autoremove"]))
@@ -649,6 +694,8 @@ class AptSet:
             held.update({name: held.get(name, False) for name, version in self.predicted.items() if version})
             held = {name: state for name, state in held.items() if self.predicted.get(name, "stays") is not None}
         to_hold = [name for name in matching(self.p["hold"], held) if not held[name]]
+        freed = [] if self.check else [name for name in self.freed if name in held]
+        held.update(dict.fromkeys(freed, True))
         to_free = [name for name in matching(self.p["unhold"], held) if held[name]]
         self.held = to_hold + to_free
         if not self.held:
@@ -657,7 +704,7 @@ class AptSet:
         before = [f"{name} {'held' if held[name] else 'not held'}\n" for name in self.held]
         after = [f"{name} {'not held' if held[name] else 'held'}\n" for name in self.held]
         self.diffs.append(headed("holds", "".join(before), "".join(after)))
-        for verb, names in (("hold", to_hold), ("unhold", to_free)):
+        for verb, names in (("hold", to_hold), ("unhold", [name for name in to_free if name not in freed])):
             if names and not self.check:
                 self.apt.change(["apt-mark", verb, *names])
 
@@ -666,6 +713,14 @@ def word(package: dict[str, Any], versions: dict[str, str | None]) -> str:
     """A package as apt-get takes it."""
     version = versions[package["name"]]
     return f"{package['name']}={version}" if version else str(package["name"])
+
+
+def put_or_remove(path: str, content: str) -> None:
+    if content:
+        write_file(path, content.encode())
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def keys_shown(keyring: bytes) -> bytes:

@@ -37,6 +37,10 @@ options:
     type: list
     elements: path
     default: []
+  must_be_there:
+    description: Whether a daemon that is absent is an error in check mode, too, because nobody was going to install it.
+    type: bool
+    default: false
   maintenance:
     description: Whether a daemon may be restarted under a running inference container.
     type: bool
@@ -99,12 +103,11 @@ def configure(module: AnsibleModule) -> dict[str, Any]:
         )
     daemon = Daemon(asked["path"], {}, asked["newer"], host.Docker(asked["socket"]))
     if daemon.program is None:
-        if module.check_mode:
+        if module.check_mode and not asked["must_be_there"]:
             return {"changed": True, "restarted": False, "reasons": []}
         raise host.DockerError(
-            "Docker is absent: there is no dockerd on this host. Role docker_engine installs it; "
-            "docker_engine_source says from "
-            "where (docker_repo or distribution)"
+            "Docker is absent: there is no dockerd on this host. Install it, or have role docker_engine do so; "
+            "docker_engine_source says from where (docker_repo or distribution)"
         )
     version = daemon.version()
     if asked["minimum_version"] and not host.at_least(version, asked["minimum_version"]):
@@ -135,6 +138,7 @@ def main() -> None:
             "cdi_since": {"type": "str"},
             "cdi_default_since": {"type": "str"},
             "newer": {"type": "list", "elements": "path", "default": []},
+            "must_be_there": {"type": "bool", "default": False},
             "maintenance": {"type": "bool", "default": False},
             "socket": {"type": "path", "default": host.SOCKET},
         },

@@ -68,6 +68,10 @@ options:
     type: list
     elements: str
     default: []
+  lock_timeout:
+    description: Seconds to wait for another package manager to finish, before anything is read.
+    type: float
+    default: 0
   paths:
     description: Directories whose file system is wanted; they need not exist.
     type: list
@@ -238,6 +242,7 @@ ARGUMENTS = {
     "rootfs": {"type": "path", "default": "/"},
     "tool_paths": {"type": "list", "elements": "path", "default": []},
     "packages": {"type": "list", "elements": "str", "default": []},
+    "lock_timeout": {"type": "float", "default": 0},
     "paths": {"type": "list", "elements": "path", "default": []},
     "measure": {"type": "list", "elements": "path", "default": []},
     "weights": {

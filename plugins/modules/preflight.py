@@ -42,6 +42,10 @@ options:
     type: list
     elements: dict
     default: []
+  lock_timeout:
+    description: Seconds to wait for another package manager to finish, where nothing else is in the way.
+    type: float
+    default: 0
   hub_token:
     description: Access token of the hub, so that a wrong one is found now.
     type: str

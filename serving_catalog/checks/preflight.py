@@ -84,6 +84,7 @@ class PreflightSettings(Part):
     image_archive: str = ""  # loaded instead of asking a registry
     image_archive_on: Literal["controller", "host"] = "controller"
     maximum_skew_seconds: int = Field(default=60, ge=1)
+    lock_timeout: float = Field(default=0, ge=0)
     allow_findings: tuple[str, ...] = ()
 
 
@@ -506,9 +507,9 @@ def apt_lock(survey: Survey) -> Check:
         if holders
         else "free",
         "free",
-        f"Wait until it has finished (`tail --pid={pids[0] if pids else 0} -f /dev/null`), or stop unattended "
-        "upgrades with "
-        "`systemctl stop apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service`.",
+        f"Wait until it has finished (preflight_apt_lock_timeout, or `tail --pid={pids[0] if pids else 0} -f /dev/null`),"
+        " or stop unattended upgrades with `systemctl stop apt-daily.timer apt-daily-upgrade.timer"
+        " unattended-upgrades.service`.",
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import http.server
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,6 +22,8 @@ pytestmark = pytest.mark.skipif(not as_root(), reason="needs root and apt-get")
 
 KEYRING = "/usr/share/keyrings/demo.gpg"
 SOURCE = Path("/etc/apt/sources.list.d/demo.sources")
+
+PREFERENCES = "Package: demo-library\nPin: version 1.1-1\nPin-Priority: 1001\n"
 
 
 class Apt:
@@ -60,6 +65,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apt]:
         for version in ("1.0-1", "1.1-1", "2.0-1"):
             build_package(machine, "demo-driver", version, depends=f"demo-library (= {version})")
             build_package(machine, "demo-library", version)
+        build_package(machine, "demo-older", "1.0-1", depends="demo-library (<< 2)")
         build_package(machine, "demo-epoch", "5:29.8.2-1~debian.12~bookworm")
         build_package(machine, "demo-old", "1.0-1", files={"/etc/demo-old.conf": "x\n"})
         build_package(machine, "demo-new", "1.0-1", conflicts="demo-old")
@@ -86,7 +92,8 @@ def apt(base: Apt) -> Iterator[Apt]:
     yield base
     installed = "$(dpkg-query -W -f '${Package} ' 'demo*')"
     machine.run("sh", "-c", f"dpkg --purge --force-all {installed}", check=False)
-    made = f"/etc/apt/sources.list.d/* /etc/apt/preferences.d/* {KEYRING} /var/lib/apt/lists/* /usr/sbin/policy-rc.d"
+    made = f"/etc/apt/sources.list.d/* /etc/apt/preferences.d/* {KEYRING} /usr/sbin/policy-rc.d"
+    made += " /var/lib/apt/lists/* /var/cache/apt/archives/*.deb"
     machine.run("sh", "-c", f"rm -rf {made}")
     machine.run("mkdir", "-p", "/var/lib/apt/lists/partial")
 
@@ -233,6 +240,37 @@ def test_a_hold_is_lifted(apt: Apt) -> None:
     assert result["held"] == ["demo-extra"]
     assert apt.machine.selections() == {"demo-extra": "install"}
     assert not apt.set(unhold=["demo-*"])["changed"]
+
+
+def test_a_hold_that_is_lifted_lets_the_package_move_in_the_same_call(apt: Apt) -> None:
+    """A held package stays where it is when it is only a dependency; check mode says what the run will do.
+
+    Which version the dependency moves to is a matter of preferences, which come with the call, too.
+    """
+    apt.set(packages=[{"name": "demo-library", "version": "2.0"}], hold=["demo-library"])
+    preferences = {"path": "/etc/apt/preferences.d/demo", "content": PREFERENCES}
+    wanted: dict[str, Any] = {
+        "packages": [{"name": "demo-older"}],
+        "allow_downgrade": True,
+        "preferences": [preferences],
+    }
+    assert apt.set(**wanted)["failed"]
+    assert not apt.machine.path(preferences["path"]).exists()
+    before = apt.traces()
+    predicted = apt.set(**wanted, unhold=["demo-library"], check=True)
+    assert not predicted.get("failed"), predicted
+    assert apt.traces() == before
+    done = apt.set(**wanted, unhold=["demo-library"])
+    assert predicted["transactions"] == done["transactions"] != []
+    assert predicted["held"] == done["held"] == ["demo-library"]
+    assert apt.machine.versions() == {"demo-library": "1.1-1", "demo-older": "1.0-1"}
+    assert apt.machine.selections() == {"demo-library": "install", "demo-older": "install"}
+    assert apt.machine.path(preferences["path"]).read_text() == PREFERENCES
+    assert not apt.set(**wanted, unhold=["demo-library"])["changed"]
+    wanted["preferences"] = [{**preferences, "content": ""}]
+    assert apt.set(**wanted)["changed"]
+    assert not apt.machine.path(preferences["path"]).exists()
+    assert not apt.set(**wanted)["changed"]
 
 
 def test_a_downgrade_needs_permission(apt: Apt) -> None:
@@ -484,6 +522,60 @@ def test_lists_that_lack_the_wanted_version_are_fetched_again(apt: Apt) -> None:
     build_package(apt.machine, "demo-late", "1.0-1")
     index(apt.machine, apt.key)
     assert apt.set(packages=[{"name": "demo-late", "version": "1.0"}])["changed"]
+
+
+class Moving(http.server.SimpleHTTPRequestHandler):
+    """A repository that is being renewed: what `stale` names comes `times` times as it was, or not at all."""
+
+    stale: ClassVar[dict[str, bytes]] = {}
+    times = 0
+
+    def do_GET(self) -> None:
+        name = self.path.rsplit("/", 1)[-1]
+        if name in self.stale and type(self).times > 0:
+            type(self).times -= 1
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(self.stale[name])))
+            self.end_headers()
+            self.wfile.write(self.stale[name])
+            return
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def moving(apt: Apt) -> Iterator[tuple[dict[str, Any], type[Moving]]]:
+    handler = type("Handler", (Moving,), {"stale": {}, "times": 0})
+    directory = str(apt.machine.path(REPOSITORY))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=directory)) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield apt.repository(uris=[f"http://127.0.0.1:{server.server_address[1]}"]), handler
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["Packages.gz", "demo-extra_1.0-1_all.deb"], ids=["lists", "package"])
+@pytest.mark.parametrize("change", [lambda old: old + b"x", lambda old: old[:-1] + b"x"], ids=["size", "sum"])
+def test_a_mirror_in_the_middle_of_a_renewal_is_asked_once_more(
+    apt: Apt, moving: tuple[dict[str, Any], type[Moving]], name: str, change: Callable[[bytes], bytes]
+) -> None:
+    repository, handler = moving
+    old = apt.machine.path(REPOSITORY / name).read_bytes()
+    handler.stale, handler.times = {name: change(old)}, 1
+    result = apt.set(repositories=[repository], packages=[{"name": "demo-extra"}])
+    assert result["changed"], result
+    assert handler.times == 0
+    assert apt.machine.versions() == {"demo-extra": "1.0-1"}
+
+
+def test_a_mirror_that_never_fits_together_is_an_error(apt: Apt, moving: tuple[dict[str, Any], type[Moving]]) -> None:
+    repository, handler = moving
+    handler.stale, handler.times = {"demo-extra_1.0-1_all.deb": b"something else"}, 1000
+    result = apt.set(repositories=[repository], packages=[{"name": "demo-extra"}])
+    assert result["failed"]
+    assert "the mirror is being renewed, or is damaged" in result["msg"]
+    assert apt.machine.versions() == {}
 
 
 def test_an_unreachable_key_is_reported_with_its_address(apt: Apt) -> None:

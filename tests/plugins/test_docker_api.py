@@ -269,6 +269,8 @@ def test_docker_that_is_absent_is_an_error_but_not_in_check_mode(run_module: Run
     assert failed["msg"].startswith("Docker is absent")
     assert "docker_engine_source" in failed["msg"]
     assert run_module("docker_daemon", {}, check=True, environment=environment)["changed"] is True
+    stays = run_module("docker_daemon", {"must_be_there": True}, check=True, environment=environment)
+    assert stays["msg"].startswith("Docker is absent")
 
 
 def test_docker_that_is_too_old_is_an_error(run_module: RunModule, tmp_path: Path) -> None:

@@ -319,6 +319,20 @@ def test_who_holds_the_apt_lock(survey: Survey, tmp_path: Path) -> None:
     assert held == [{"lock": "/var/lib/dpkg/lock-frontend", "pid": os.getpid(), "command": "apt-get install"}]
 
 
+def test_a_lock_that_is_released_in_time_is_waited_for(survey: Survey, tmp_path: Path) -> None:
+    path = trees.bare(tmp_path).write("root/var/lib/dpkg/lock-frontend", "").base / "root/var/lib/dpkg/lock-frontend"
+    for seconds, held in ((1.5, 0), (600, 1)):
+        script = f"import fcntl, time; f = open({str(path)!r}, 'w'); fcntl.lockf(f, 2); print(1, flush=True)"
+        with subprocess.Popen(
+            ["/usr/bin/python3", "-c", f"{script}; time.sleep({seconds})"], stdout=subprocess.PIPE
+        ) as holder:
+            assert holder.stdout
+            holder.stdout.readline()
+            found = survey(Tree(tmp_path), ["apt"], lock_timeout=60 if held == 0 else 1)["apt"]["lock_holders"]
+            holder.kill()
+        assert len(found) == held
+
+
 # --- storage -----------------------------------------------------------------------------------------------------
 
 

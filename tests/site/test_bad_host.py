@@ -53,6 +53,12 @@ def overlay(name: str) -> dict[str, Any]:
     return {"serving_catalog_overlay": "{{ inventory_dir }}/" + name}
 
 
+HOLD_LOCK = """
+import fcntl, time
+lock = open("/var/lib/dpkg/lock-frontend", "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+"""
+
 # Overlays over the catalog, by name; laid over the demo's.
 OVERLAYS: dict[str, dict[str, Any]] = {
     "no_repository": {"models.yml": {"gpt-oss-120b": {"repository": "openai/gpt-oss-999b"}}},
@@ -89,7 +95,7 @@ REFUSED: dict[str, Row] = {
     ),
     "port": row({"serving_port": 22}, "port.22", "sshd", "choose another port with serving_port"),
     "docker_absent": row(
-        {"preflight_docker_source": "present"}, "docker.version", "absent", "20.10.0 or newer", "docker_engine_source"
+        {"docker_engine_source": "present"}, "docker.version", "absent", "20.10.0 or newer", "docker_engine_source"
     ),
     "hub_unreachable": row(
         {"model_weights_endpoint": f"http://{MIRROR_ADDRESS}:9"}, "url.hub", "refused", "model_weights_endpoint"
@@ -280,6 +286,25 @@ def test_a_host_that_is_refused_stays_as_it_was(refusals: Refusals) -> None:
     assert TOKEN not in refusals.run.output
 
 
+# -- passes by itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("held", "waits", "stops"), [(6, 300, False), (600, 2, True)], ids=["short", "long"])
+def test_a_first_boot_that_installs_packages_is_waited_for(
+    machine: Machine, held: int, waits: int, stops: bool
+) -> None:
+    machine.run(f"systemd-run --quiet --unit=first-boot-{held} python3 -c '{HOLD_LOCK}time.sleep({held})'")
+    machine.run("sleep 1")
+    given = {"busy": {"preflight_apt_lock_timeout": waits}}
+    run = machine.play("playbooks/prepare.yml", given, "--tags", "preflight")
+    machine.run(f"systemctl stop first-boot-{held} || true")
+    assert f"busy: waiting up to {waits} s, because packages are being installed: /var/lib/dpkg/lock" in run.output
+    assert (run.status != 0) is stops
+    if stops:
+        assert run.failures["busy"]["findings"] == ["apt.lock"]
+        assert "python3" in finding(run.failures["busy"]["msg"], "apt.lock")
+
+
 # -- found while the weights are brought: nothing becomes visible ------------------------------------------------------
 
 
@@ -373,11 +398,7 @@ def test_an_image_that_cannot_be_had_changes_no_server(prepared: Machine, tmp_pa
 ARRANGE = r"""
 set -eu
 systemd-run --quiet --unit=squatter python3 -m http.server 8000
-systemd-run --quiet --unit=installer python3 -c '
-import fcntl, signal
-lock = open("/var/lib/dpkg/lock-frontend", "w")
-fcntl.lockf(lock, fcntl.LOCK_EX)
-signal.pause()'
+systemd-run --quiet --unit=installer python3 -c 'HOLD_LOCKtime.sleep(3600)'
 sed -i 's/^VERSION_ID=.*/VERSION_ID="13"/; s/^VERSION_CODENAME=.*/VERSION_CODENAME=trixie/' /usr/lib/os-release
 until ss --listening --tcp --numeric --no-header 'sport = :8000' | grep --quiet 8000; do sleep 0.1; done
 """
@@ -400,7 +421,7 @@ def test_everything_wrong_with_a_host_is_said_at_once(start: Callable[[str], Mac
     machine.run("stand-in-fault secure_boot")
     hosts.restart(name)  # the firmware's setting shows itself after a reboot
     machine.run(HELD)
-    machine.run(ARRANGE)
+    machine.run(ARRANGE.replace("HOLD_LOCK", HOLD_LOCK))
     before = machine.state()
     run = machine.play("site.yml", {name: {}}, "--diff")
     assert run.status != 0

@@ -21,6 +21,8 @@ POLICY = "/usr/sbin/policy-rc.d"
 _POLICY_MARK = b"# Written by apt_set for one transaction of process "
 _LOCKED = re.compile(r"Could not get lock|is locked by another process|Unable to lock")
 _MOVED_ON = re.compile(r"404 +Not Found")
+# Lists and packages of two days, as a mirror has them while it is being renewed.
+_RENEWED = re.compile(r"[Uu]nexpected size|Hash Sum mismatch|Clearsigned file isn't valid|Mirror sync in progress")
 _ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
     "DEBIAN_PRIORITY": "critical",
@@ -44,6 +46,7 @@ _REMEDIES = (
         r"Could not resolve|Could not connect|Connection (refused|timed out)|Temporary failure",
         "the repository cannot be reached: check network and proxy, or point it to a mirror",
     ),
+    (_RENEWED.pattern, "the mirror is being renewed, or is damaged: run again in some minutes, or use another one"),
     (_MOVED_ON.pattern, "the repository does not have this path: check its address and suite"),
     (r"dpkg was interrupted", "run 'dpkg --configure -a', then again"),
     (_LOCKED.pattern, "another apt or dpkg is running: wait for it to end, then run again"),
@@ -59,6 +62,7 @@ class Apt:
         self._lock_timeout = lock_timeout
         self._deadline = dpkg.Deadline(lock_timeout)
         self._scratch: str | None = None
+        self._status: str | None = None
         self.touched = False  # something on the host was really changed; told when a run fails
         self.updated = False
         self.complaints: list[str] = []  # what `apt-get update` said about repositories of others
@@ -78,6 +82,8 @@ class Apt:
             for key, name in places.items():
                 words += ["-o", f"{key}={self._scratch}/{name}"]
             words += ["-o", "APT::Sandbox::User=root"]
+        if self._status and words[0].startswith("apt"):
+            words += ["-o", f"Dir::State::status={self._status}"]
         status, out, err = self._run_command(words, environ_update=_ENVIRONMENT, cwd=cwd)
         return status, out, err
 
@@ -89,12 +95,13 @@ class Apt:
             raise AptError(self.explained(" ".join(command[:2]), status, out, err))
 
     def install(self, command: Sequence[str]) -> None:
-        """A transaction. Where the mirror has moved on since the lists were fetched, they are fetched first."""
+        """A transaction. Where the mirror has moved on since the lists were fetched, they are fetched first, once."""
         command = [*command, "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
         try:
             self.change(command)
         except AptError as error:
-            if self.updated or not _MOVED_ON.search(str(error)):
+            moved = _MOVED_ON.search(str(error)) and not self.updated
+            if not moved and not _RENEWED.search(str(error)):
                 raise
             self.update()
             self.change(command)
@@ -128,10 +135,9 @@ class Apt:
         """Fetch the lists. A repository of ours that fails stops the run; others are only complained about."""
         self.updated = True
         command = ["apt-get", "update", "--quiet", "-o", "APT::Update::Error-Mode=any"]
-        if self._scratch:
-            status, out, err = self.ask(command)
-        else:
-            status, out, err = self._locked(command, [dpkg.FRONTEND_LOCK, dpkg.LISTS_LOCK])
+        status, out, err = self._fetch_lists(command)
+        if _RENEWED.search(out + err):
+            status, out, err = self._fetch_lists(command)
         if status == 0:
             if not self._scratch:
                 os.utime(LISTS)  # apt leaves the time alone when every list was up to date
@@ -143,9 +149,14 @@ class Apt:
             raise AptError(self.explained("apt-get update", status, out, err))
         self.complaints = [line for line in lines if not line.startswith("Err:")]
 
+    def _fetch_lists(self, command: Sequence[str]) -> tuple[int, str, str]:
+        return self.ask(command) if self._scratch else self._locked(command, [dpkg.FRONTEND_LOCK, dpkg.LISTS_LOCK])
+
     # -- looking ahead ---------------------------------------------------------------------------------------------
 
-    def look_ahead(self, keyrings: dict[str, bytes], leave_out: Sequence[str]) -> None:
+    def look_ahead(
+        self, keyrings: dict[str, bytes], leave_out: Sequence[str], preferences: Sequence[dict[str, str]] = ()
+    ) -> None:
         """From here on `ask` and `update` see the repositories as they will be, and the host stays as it is."""
         self._scratch = tempfile.mkdtemp(prefix="apt_set.")
         for name in ("sources", "preferences", "keys", "lists/partial", "cache/archives/partial"):
@@ -155,6 +166,8 @@ class Apt:
             for entry in os.scandir(source) if os.path.isdir(source) else []:
                 if entry.is_file() and entry.name != "lock" and os.path.realpath(entry.path) not in skipped:
                     shutil.copy2(entry.path, f"{self._scratch}/{target}/{entry.name}")
+        for file in preferences:
+            write_file(f"{self._scratch}/preferences/{os.path.basename(file['path'])}", file["content"].encode())
         for repository in self._repositories:
             keyring = repository.keyring
             if repository.name in keyrings:
@@ -162,12 +175,30 @@ class Apt:
                 write_file(keyring, keyrings[repository.name])
             write_file(f"{self._scratch}/sources/{repository.name}.sources", repository.rendered(keyring))
 
+    def look_ahead_without_holds(self, names: Sequence[str]) -> None:
+        """From here on `ask` takes these packages as not held, until `look_back`."""
+        stanzas = (read_file(dpkg.ADMIN + "/status") or b"").split(b"\n\n")
+        named = {b"Package: " + name.encode() for name in names}
+        freed = [
+            stanza.replace(b"\nStatus: hold ", b"\nStatus: install ", 1)
+            if stanza.lstrip(b"\n").split(b"\n", 1)[0] in named
+            else stanza
+            for stanza in stanzas
+        ]
+        descriptor, self._status = tempfile.mkstemp(prefix="apt_set.status.")
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(b"\n\n".join(freed))
+
     def look_ahead_of(self, words: Sequence[str]) -> None:
         """Lay the preferences that these packages bring into the scratch directory, as their installation would."""
         assert self._scratch
         place = f"{self._scratch}/first"
         os.mkdir(place)
-        status, out, err = self.ask(["apt-get", "download", "--quiet", *words], cwd=place)
+        command = ["apt-get", "download", "--quiet", *words]
+        status, out, err = self.ask(command, cwd=place)
+        if status != 0 and _RENEWED.search(out + err):
+            self.update()
+            status, out, err = self.ask(command, cwd=place)
         if status != 0:
             raise AptError(self.explained("apt-get download", status, out, err))
         for entry in os.scandir(place):
@@ -178,6 +209,9 @@ class Apt:
 
     def look_back(self, keep_lists: bool = False) -> None:
         """Back to the host itself; with the lists that were fetched, where they are those it would fetch now."""
+        if self._status is not None:
+            os.unlink(self._status)
+            self._status = None
         if self._scratch is None:
             return
         scratch, self._scratch = self._scratch, None

@@ -37,6 +37,8 @@ SECTIONS = (
 def collect(host: Host, sections: list[str], asked: dict[str, Any]) -> dict[str, Any]:
     """Read `sections`. A section that could not be read is null, and `errors` says why; the others are not lost."""
     survey: dict[str, Any] = {"sections": [name for name in SECTIONS if name in sections], "errors": {}}
+    if asked["lock_timeout"]:
+        packages.wait_for_locks(host, asked["lock_timeout"])
     for name in survey["sections"]:
         try:
             survey.update(_read(host, name, asked) if name != "image" else _image(host, asked, survey))

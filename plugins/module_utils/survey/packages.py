@@ -7,6 +7,7 @@ import fnmatch
 import os
 import re
 import struct
+import time
 from typing import Any
 
 from .host import Host, first_line, names, read
@@ -218,6 +219,13 @@ def _conflicts(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def wait_for_locks(host: Host, seconds: float) -> None:
+    """Wait until nobody installs packages any more; the locks are only asked about, not taken."""
+    until = time.monotonic() + seconds
+    while _lock_holders(host) and time.monotonic() < until:
+        time.sleep(0.5)
 
 
 def _lock_holders(host: Host) -> list[dict[str, Any]]:
