@@ -507,8 +507,8 @@ def apt_lock(survey: Survey) -> Check:
         if holders
         else "free",
         "free",
-        f"Wait until it has finished (preflight_apt_lock_timeout, or `tail --pid={pids[0] if pids else 0} -f /dev/null`),"
-        " or stop unattended upgrades with `systemctl stop apt-daily.timer apt-daily-upgrade.timer"
+        f"Wait until it has finished (preflight_apt_lock_timeout, or `tail --pid={pids[0] if pids else 0} -f "
+        "/dev/null`), or stop unattended upgrades with `systemctl stop apt-daily.timer apt-daily-upgrade.timer"
         " unattended-upgrades.service`.",
     )
 
