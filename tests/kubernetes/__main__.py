@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from . import build, cluster
 from .build import KubernetesError, say
 
-DIRECTORY = build.CACHE / "up"  # not among build results: `make clean` would lose sight of what runs
+HOME = build.CACHE / "up"  # not among build results: `make clean` would lose sight of what runs
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kubernetes", description=__doc__)
+    parser.add_argument("--directory", type=Path, default=HOME, help="where the cluster lives; another is another one")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="build the programs and keep them in .cache/kubernetes")
     commands.add_parser("up", help="start the cluster, or say that it runs")
@@ -22,9 +24,8 @@ def main() -> int:
     commands.add_parser("kubeconfig", help="print the path: export KUBECONFIG=$(python -m tests.kubernetes kubeconfig)")
     arguments = parser.parse_args()
     try:
-        return {"build": _build, "up": _up, "down": _down, "status": _status, "kubeconfig": _kubeconfig}[
-            arguments.command
-        ]()
+        chosen = {"build": _build, "up": _up, "down": _down, "status": _status, "kubeconfig": _kubeconfig}
+        return chosen[arguments.command](arguments.directory.resolve())
     except KubernetesError as error:
         say(f"error: {error}")
         return 1
@@ -32,28 +33,28 @@ def main() -> int:
         return 130
 
 
-def _build() -> int:
+def _build(_: Path) -> int:
     print(build.build().directory)
     return 0
 
 
-def _up() -> int:
+def _up(directory: Path) -> int:
     started = time.monotonic()
-    running = cluster.attach(DIRECTORY)
+    running = cluster.attach(directory)
     if running is None:
-        running = cluster.start(build.build(), DIRECTORY, outlives_us=True)
+        running = cluster.start(build.build(), directory, outlives_us=True)
         say(f"started in {time.monotonic() - started:.0f} s")
     _describe(running)
     return 0
 
 
-def _down() -> int:
-    say("stopped" if cluster.remove(DIRECTORY) else "nothing runs")
+def _down(directory: Path) -> int:
+    say("stopped" if cluster.remove(directory) else "nothing runs")
     return 0
 
 
-def _status() -> int:
-    running = cluster.attach(DIRECTORY)
+def _status(directory: Path) -> int:
+    running = cluster.attach(directory)
     if running is None:
         say("nothing runs; `python -m tests.kubernetes up` starts it")
         return 1
@@ -63,8 +64,8 @@ def _status() -> int:
     return 0
 
 
-def _kubeconfig() -> int:
-    running = cluster.attach(DIRECTORY)
+def _kubeconfig(directory: Path) -> int:
+    running = cluster.attach(directory)
     if running is None:
         say("nothing runs; `python -m tests.kubernetes up` starts it")
         return 1

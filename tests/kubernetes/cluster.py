@@ -238,6 +238,10 @@ def start(programs: Programs, directory: Path, *, outlives_us: bool = False) -> 
         furnish(api, plane.directory)
         api.wait("Dynamo's kinds are served", lambda: api.serves(kinds), seconds=control_plane.READY_WITHIN)
         return Cluster(plane, has_dynamo=bool(kinds))
+    except TimeoutError as error:
+        ended = f"{', '.join(plane.ended())} ended\n" if plane.ended() else ""
+        plane.stop()
+        raise KubernetesError(f"{error}; logs in {plane.logs}\n{ended}{plane.log_tails()}") from None
     except BaseException:
         plane.stop()
         raise

@@ -252,11 +252,13 @@ def _environment() -> Mapping[str, str]:
 
 def _wait(plane: ControlPlane, what: str, ready: Callable[[], Any]) -> None:
     deadline = time.monotonic() + READY_WITHIN
-    while not ready():
+    while True:
         if ended := plane.ended():
             tails = plane.log_tails()
             kind = _PortTakenError if "address already in use" in tails else KubernetesError
             raise kind(f"{what}: {', '.join(ended)} ended; logs in {plane.logs}\n{tails}")
+        if ready():
+            return
         if time.monotonic() > deadline:
             raise KubernetesError(f"{what}: not within {READY_WITHIN:.0f} s\n{plane.log_tails()}")
         time.sleep(0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -41,6 +42,7 @@ def control_plane_programs() -> build.Programs:
 def cluster(control_plane_programs: build.Programs, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The session's cluster: control plane, nodes, storage classes and, where at hand, Dynamo's definitions."""
     directory = BUILD / f"session-{os.getpid()}"
+    _forget_old_sessions()
     failures_before = request.session.testsfailed
     cluster = start_cluster(control_plane_programs, directory)
     try:
@@ -50,6 +52,13 @@ def cluster(control_plane_programs: build.Programs, request: pytest.FixtureReque
         shutil.rmtree(directory / "etcd", ignore_errors=True)  # logs are what is worth keeping
         if request.session.testsfailed == failures_before:
             shutil.rmtree(directory)
+
+
+def _forget_old_sessions() -> None:
+    """Logs of failures are kept for a day."""
+    for directory in BUILD.glob("session-*"):
+        if directory.stat().st_mtime < time.time() - 86400:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -371,6 +371,34 @@ def test_no_process_outlives_its_session(cluster: Cluster, tmp_path: Path, how: 
     assert cluster.api.request("GET", "/readyz") == "ok"  # nobody else's were ended
 
 
+def test_a_person_starts_finds_and_ends_it(cluster: Cluster, tmp_path: Path) -> None:
+    def command(word: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "tests.kubernetes", f"--directory={tmp_path}", word]
+        return subprocess.run(line, cwd=build.REPOSITORY, capture_output=True, text=True, timeout=180, check=False)
+
+    assert command("status").returncode == 1
+    started = command("up")
+    try:
+        assert started.returncode == 0, started.stderr
+        kubeconfig = command("kubeconfig").stdout.strip()
+        assert f"export KUBECONFIG={kubeconfig}" in started.stdout
+        shown = subprocess.run(
+            ["kubectl", f"--kubeconfig={kubeconfig}", "get", "nodes", "-o", "name"], capture_output=True, text=True
+        )
+        assert shown.stdout.split() == [f"node/{name}" for name in sorted(nodes.NODES)]
+        again = command("up")
+        assert again.stdout == started.stdout
+        pids = [int(pid) for pid in re.findall(r"^  \S+ +([0-9]+)$", command("status").stdout, re.MULTILINE)]
+        assert len(pids) == 5
+        assert all(_alive(pid) for pid in pids)
+    finally:
+        ended = command("down")
+    assert ended.returncode == 0
+    assert [pid for pid in pids if _alive(pid)] == []
+    assert "nothing runs" in command("down").stderr
+    assert cluster.api.request("GET", "/readyz") == "ok"
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
