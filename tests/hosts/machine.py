@@ -10,6 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,7 +203,14 @@ def run_flags() -> tuple[str, ...]:
 
 
 def podman(*arguments: str | Path, check: bool = True, input_bytes: bytes | None = None) -> str:
-    return run([*podman_command(), *arguments], check=check, input_bytes=input_bytes).stdout
+    if input_bytes is None:
+        return run([*podman_command(), *arguments], check=check).stdout
+    # `podman cp -` keeps what it was given in TMPDIR, and leaves it there.
+    with tempfile.TemporaryDirectory(prefix="gpt-oss-test-") as place:
+        environment = {**os.environ, "TMPDIR": place}
+        return run(
+            [*podman_command(), *arguments], check=check, input_bytes=input_bytes, environment=environment
+        ).stdout
 
 
 def podman_json(*arguments: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts import hosts
 from tests.hosts.machine import REPOSITORY, locked
 
 ROLES = sorted(path.parents[2].name for path in REPOSITORY.glob("roles/*/molecule/default/molecule.yml"))
@@ -24,13 +25,14 @@ def test_every_role_has_a_scenario() -> None:
     assert sorted(path.name for path in (REPOSITORY / "roles").iterdir() if path.is_dir()) == ROLES
 
 
-def _molecule(role: str, *words: str) -> subprocess.CompletedProcess[str]:
+def _molecule(role: str, state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """One molecule command in a role, with this interpreter's own tools first on PATH."""
     tools = Path(sys.executable).parent
     environment = {
         **os.environ,
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
+        "MOLECULE_EPHEMERAL_DIRECTORY": str(state),
         "MOLECULE_COMMAND_BORDERS": "false",
         "ANSIBLE_FORCE_COLOR": "0",
     }
@@ -49,23 +51,26 @@ def _molecule(role: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_role(role: str, shown_hosts: list[str]) -> None:
-    shown_hosts.append(role.replace("_", "-"))
+def test_role(role: str, shown_hosts: list[str], tmp_path: Path) -> None:
+    host = role.replace("_", "-")
+    shown_hosts.append(host)
     scenario = REPOSITORY / "roles" / role / "molecule" / "default"
     assert (scenario / "break.yml").is_file(), (
         f"{role}: molecule/default/break.yml undoes the role's result; it is missing"
     )
     with locked(f"role-{role}"):  # its host is named after it
-        _run_scenario(role)
+        # A scenario that was aborted has left its host, and its state, for which molecule would leave out `create`.
+        hosts.down(host)
+        _run_scenario(role, tmp_path)
 
 
-def _run_scenario(role: str) -> None:
-    done = _molecule(role, "test", "--destroy=never")
+def _run_scenario(role: str, state: Path) -> None:
+    done = _molecule(role, state, "test", "--destroy=never")
     assert done.returncode == 0, "the scenario failed; its output is above"
-    broken = _molecule(role, "side-effect")
+    broken = _molecule(role, state, "side-effect")
     assert broken.returncode == 0, "break.yml failed; its output is above"
-    noticed = _molecule(role, "verify")
+    noticed = _molecule(role, state, "verify")
     assert noticed.returncode != 0, "verify passed although break.yml had undone the role's result"
     assert "UNREACHABLE!" not in noticed.stdout
     assert "failed=1" in noticed.stdout, "verify ended, but not with a check that failed"
-    assert _molecule(role, "destroy").returncode == 0
+    assert _molecule(role, state, "destroy").returncode == 0

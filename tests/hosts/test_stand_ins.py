@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.hosts import hosts, mirror, surroundings
-from tests.hosts.machine import podman_command
+from tests.hosts.machine import podman, podman_command
 from tests.stand_ins import hardware
 from tests.stand_ins.packages import fingerprint
 
@@ -200,6 +201,14 @@ def test_modules_of_a_secure_boot_host_are_refused(machine: Machine) -> None:
         machine.ok("stand-in-fault none")
         hosts.restart(machine.name)
     machine.ok("nvidia-smi")
+
+
+def test_what_is_put_into_a_host_leaves_no_copy_here(machine: Machine) -> None:
+    before = set(os.listdir("/var/tmp"))
+    files = hosts.archive({"/tmp/put": b"there"})
+    podman("cp", "-", f"{hosts.PREFIX}{machine.name}:/", input_bytes=files)
+    assert hosts.execute(machine.name, "cat", "/tmp/put") == "there"
+    assert set(os.listdir("/var/tmp")) <= before
 
 
 def test_host_inherits_how_this_machine_reaches_packages(machine: Machine) -> None:
