@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -204,11 +204,11 @@ def test_modules_of_a_secure_boot_host_are_refused(machine: Machine) -> None:
 
 
 def test_what_is_put_into_a_host_leaves_no_copy_here(machine: Machine) -> None:
-    before = set(os.listdir("/var/tmp"))
+    before = set(Path("/var/tmp").iterdir())
     files = hosts.archive({"/tmp/put": b"there"})
     podman("cp", "-", f"{hosts.PREFIX}{machine.name}:/", input_bytes=files)
     assert hosts.execute(machine.name, "cat", "/tmp/put") == "there"
-    assert set(os.listdir("/var/tmp")) <= before
+    assert set(Path("/var/tmp").iterdir()) <= before
 
 
 def test_host_inherits_how_this_machine_reaches_packages(machine: Machine) -> None:
