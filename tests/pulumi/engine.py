@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import runpy
+import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -212,10 +213,13 @@ def run_program(
         pulumi.runtime.set_all_config(engine_config(config), [f"{PROJECT}:{key}" for key in secrets])
         await run_in_stack(_run_main)
 
+    interrupted = signal.getsignal(signal.SIGINT)
     try:
         asyncio.run(run())
     except Exception as error:
         recording.error = str(error)
+    finally:
+        signal.signal(signal.SIGINT, interrupted)  # a failed program has changed it for the rest of its life
     return recording
 
 
