@@ -34,6 +34,7 @@ from serving_catalog.checks.cluster import (
     OPERATOR_SELECTOR,
     Probe,
     Snapshot,
+    is_true,
     labels_of,
     name_of,
     pod_templates,
@@ -348,8 +349,8 @@ class Reader:
                 second = self._second(objects, reads)
                 for name, answer in gather(second).items():
                     kind, _, which = name.partition(" ")
-                    if kind == "Secret":
-                        objects["Secret"] = answer
+                    if kind in ("Secret", "OperatorPod"):
+                        objects[kind] = answer
                     elif kind == "log":
                         logs[which] = answer
                     else:
@@ -502,7 +503,10 @@ class Reader:
         names = {*reads.secrets}
         for spec in specs:
             names |= {name for name, _ in secrets_of(spec)} | set(pull_secrets_of(spec))
-        jobs: dict[str, Callable[[], Any]] = {"Secret": lambda: self.secrets(sorted(names))}
+        jobs: dict[str, Callable[[], Any]] = {
+            "Secret": lambda: self.secrets(sorted(names)),
+            "OperatorPod": lambda: self.operator_pods(objects.get("Operator", ())),
+        }
         for pod, container, previous in _speakers(objects.get("Pod", ()))[:MOST_LOGS]:
             jobs[f"log {pod}/{container}"] = _bound(self.log, pod, container, previous)
         for graph in graphs:
@@ -514,6 +518,17 @@ class Reader:
             ):
                 jobs[f"probe {service}"] = _bound(self.probe, service)
         return jobs
+
+    def operator_pods(self, operators: Iterable[Thing]) -> tuple[Thing, ...]:
+        """Pods of operators that are not available; those of the others need no look."""
+        down = {str(one["metadata"].get("namespace")) for one in operators if not is_true(one, "Available")}
+        return tuple(
+            _slim(pod)
+            for namespace in sorted(down)
+            for pod in self.items(
+                f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": "control-plane=controller-manager"}
+            )
+        )
 
     def log(self, pod: str, container: str, previous: bool) -> tuple[str, ...]:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"

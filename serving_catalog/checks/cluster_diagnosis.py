@@ -92,7 +92,7 @@ def diagnose_namespace(snapshot: Snapshot, settings: NamespaceSettings) -> tuple
         access,
         there,
         crds(snapshot),
-        operator(snapshot, graphs),
+        operator(snapshot, graphs, settings),
         webhooks(snapshot),
         *secrets(snapshot, specs),
         *claims(snapshot, specs, jobs),
@@ -161,7 +161,7 @@ def crds(snapshot: Snapshot) -> Check:
     )
 
 
-def operator(snapshot: Snapshot, graphs: Sequence[Thing]) -> Check:
+def operator(snapshot: Snapshot, graphs: Sequence[Thing], settings: NamespaceSettings) -> Check:
     """The operator's Deployment is available. Without it nothing that changes a graph has an effect."""
     title, expected = "The Dynamo operator runs", "its Deployment is available"
     if not snapshot.was_read("Operator"):
@@ -179,14 +179,20 @@ def operator(snapshot: Snapshot, graphs: Sequence[Thing]) -> Check:
             )
         return unknown("platform.operator", title, "no Deployment with the chart's labels", expected)
     down = [entry for entry in found if not is_true(entry, "Available")]
-    return check(
+    seen = listed(f"{operator_text(entry)}{_why_unavailable(entry)}" for entry in down or found)
+    if not down:
+        return passed("platform.operator", title, seen, expected)
+    states = [(one, pod_state(snapshot, one, settings)) for one in snapshot.all("OperatorPod")]
+    worst = next(((one, state) for one, state in states if state.ok is False), None)
+    return finding(
         "platform.operator",
         title,
-        not down,
-        listed(f"{operator_text(entry)}{_why_unavailable(entry)}" for entry in down or found),
+        seen + (f". Because {name_of(worst[0])}: {worst[1].seen}" if worst else ""),
         expected,
-        f"kubectl --namespace {at((down or found)[0], 'metadata.namespace')} get pods, and the log of the one that "
-        f"fails: {RUNBOOKS['not-ready']}.",
+        worst[1].remedy
+        if worst
+        else f"kubectl --namespace {at(down[0], 'metadata.namespace')} get pods, and the log of the one that fails: "
+        f"{RUNBOOKS['not-ready']}.",
     )
 
 

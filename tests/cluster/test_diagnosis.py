@@ -280,6 +280,21 @@ def test_what_is_missing_around_the_graph(change: Callable[[Snapshot], Snapshot]
     assert "docs/runbooks/kubernetes-" in found[id_].remedy or id_ == "namespace.there"
 
 
+def test_an_operator_that_does_not_come_up_says_why() -> None:
+    pulled = {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}}
+    container = {"name": "manager", "image": "kubernetes-operator:1.2.1", "state": pulled}
+    pod = {
+        "metadata": {"name": "operator-x", "creationTimestamp": "2026-11-21T07:00:00Z"},
+        "spec": {"nodeName": "cpu-1", "containers": [{"name": "manager"}]},
+        "status": {"phase": "Pending", "containerStatuses": [container]},
+    }
+    snapshot = with_objects(_operator_down(recorded("agg-ready")), OperatorPod=[pod])
+    found = findings_of(snapshot)["platform.operator"]
+    assert "0 of 1 pods available. Because operator-x: ImagePullBackOff of kubernetes-operator:1.2.1" in found.seen
+    assert "the registry refused the pull" in found.seen
+    assert RUNBOOKS["image-pull"] in found.remedy
+
+
 def test_a_claim_that_waits_for_its_first_pod_is_no_finding() -> None:
     waiting = [storage_class("kwok-volume", "x", binding="WaitForFirstConsumer")]
     snapshot = with_objects(

@@ -381,6 +381,32 @@ def test_a_storage_class_that_is_missing_and_a_secret_that_is_missing(
     assert RUNBOOKS["pvc-pending"] in checks[f"graph.{plan.name}"].remedy
 
 
+def test_an_operator_of_somebody_else_that_does_not_come_up(dynamo_cluster: Cluster, furnished: str) -> None:
+    labels = {"control-plane": "controller-manager", "app.kubernetes.io/part-of": "dynamo-operator"}
+    manager = {"name": "manager", "image": "nvcr.io/nvidia/ai-dynamo/kubernetes-operator:1.2.1"}
+    with dynamo_cluster.namespace("platform") as platform:
+        spec = {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"nodeSelector": {"no": "such"}, "containers": [manager]},
+            },
+        }
+        metadata = {"name": "theirs", "namespace": platform, "labels": labels}
+        body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+        dynamo_cluster.api.create(body)
+        found = problems(dynamo_cluster, furnished, platform="install")
+        assert any(f"platform: install, but an operator runs already: {platform}/theirs" in line for line in found)
+
+        def why() -> Any:
+            check = diagnosed(dynamo_cluster, furnished)["platform.operator"]
+            return check if "not scheduled: 0/6" in check.seen else None
+
+        check = dynamo_cluster.api.wait("the diagnosis says why", why, seconds=60)
+        assert f"{platform}/theirs has 0 of 1 pods available. Because theirs-" in check.seen
+        assert RUNBOOKS["unschedulable"] in check.remedy
+
+
 def test_a_download_that_is_refused(dynamo_cluster: Cluster, namespace: str) -> None:
     make_secret(dynamo_cluster, namespace)
     _, plan = planned(dynamo_cluster, namespace)
