@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from serving_catalog.errors import PlanError, nearest
 from serving_catalog.graphs.components import (
+    ARCHITECTURE,
     HOSTNAME,
     Parts,
     architecture,
@@ -96,6 +97,7 @@ def plan_graph(request: GraphRequest, catalog: Catalog) -> GraphPlan:
         problems += wrong
     problems += transfer_problems(workers, chosen)
     problems += _cache_problems(request, workers, chosen)
+    problems += _node_problems(request, workers, chosen)
     benchmark, wrong = _benchmark(request, name, workers, chosen)
     problems += wrong
     if problems:
@@ -394,6 +396,24 @@ def _cache_problems(request: GraphRequest, workers: Mapping[str, Worker], chosen
             f"allowed: at least {-(-needed // 2**30)}Gi"
         )
     return problems + _access_problems(request, workers, chosen)
+
+
+def _node_problems(request: GraphRequest, workers: Mapping[str, Worker], chosen: Chosen) -> list[str]:
+    """Nodes that cannot exist: pods would stay Pending for ever."""
+    selector, problems = request.placement.node_selector, []
+    needed = architecture(chosen)
+    if selector.get(ARCHITECTURE, needed) != needed:
+        problems.append(
+            f"placement.node_selector: {ARCHITECTURE}={selector[ARCHITECTURE]!r}: nodes with {chosen.target.gpu} are "
+            f"{needed}; leave it out"
+        )
+    gpus, of_node = _gpus(workers), chosen.target.gpus_per_node
+    if HOSTNAME in selector and gpus > of_node:
+        problems.append(
+            f"placement.node_selector: {HOSTNAME}={selector[HOSTNAME]!r}: {request.target} needs {gpus} "
+            f"{chosen.target.gpu}, of which one node has {of_node}; leave it out, or lower replicas"
+        )
+    return problems
 
 
 def _access_problems(request: GraphRequest, workers: Mapping[str, Worker], chosen: Chosen) -> list[str]:

@@ -52,6 +52,17 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
         "are on several nodes; allowed: ReadWriteMany",
     ),
     (
+        "gb200-disagg",
+        {"placement": {"node_selector": {"kubernetes.io/hostname": "tray-1"}}},
+        "placement.node_selector: kubernetes.io/hostname='tray-1': gb200-disagg needs 5 GB200, of which one node has "
+        "4; leave it out, or lower replicas",
+    ),
+    (
+        "gb200-agg",
+        {"placement": {"node_selector": {"kubernetes.io/arch": "amd64"}}},
+        "placement.node_selector: kubernetes.io/arch='amd64': nodes with GB200 are arm64; leave it out",
+    ),
+    (
         "gb200-agg",
         {"model_cache": {"access_mode": "ReadOnlyMany"}},
         "model_cache.access_mode: 'ReadOnlyMany': the download could not write to the claim; "
