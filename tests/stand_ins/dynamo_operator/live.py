@@ -65,13 +65,22 @@ class Reader:
         self._seen: list[tuple[str, Object]] = []
         listed = cluster.api.request("GET", f"/apis/nvidia.com/v1beta1/namespaces/{namespace}/dynamographdeployments")
         self._since = listed["metadata"]["resourceVersion"]
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        self._closed = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        watch = self._cluster.api.watch(names.API_VERSION, names.GRAPH, self._namespace, since=self._since, seconds=120)
+        api, where = self._cluster.api, (names.API_VERSION, names.GRAPH, self._namespace)
         with suppress(OSError, HTTPException, Refused):  # the cluster may be stopped first
-            self._seen.extend(watch)
+            while not self._closed.is_set():
+                for change in api.watch(*where, since=self._since, seconds=30):
+                    self._seen.append(change)
+                    self._since = change[1]["metadata"]["resourceVersion"]
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def has_seen(self, item: Object) -> bool:
+        return int(self._since) >= int(item["metadata"]["resourceVersion"])
 
     def mark(self) -> int:
         return len(self._seen)
@@ -140,7 +149,7 @@ class Serving:
             item = self.graph(name)
             told = beat(item["metadata"]["generation"], item.get("status") or {})
             done = not told[0] and told[2] == "all_resources_are_ready" and "Restarting" not in told[4]
-            return item if done and self.story(name)[-1:] == [told] else None
+            return item if done and self.reader.has_seen(item) else None
 
         return self._wait(name, "is ready", ready)
 
