@@ -4,7 +4,7 @@ import pulumi
 
 from components.benchmark import Benchmark
 from components.credentials import Credentials
-from components.diagnosis import explained
+from components.diagnosis import end_quietly_when_interrupted, explained
 from components.model_cache import ModelCache
 from components.namespace import Namespace
 from components.platform import Platform
@@ -13,6 +13,7 @@ from components.serving import Serving
 from components.smoke_test import SmokeTest
 from stack import diagnosis, outputs, read_stack
 
+end_quietly_when_interrupted()
 settings, catalog, plan = read_stack()  # refuses, before anything is created, whatever can be known to fail
 cluster = Cluster(settings)
 why = explained(lambda: diagnosis(settings, plan))

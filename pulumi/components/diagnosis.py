@@ -27,13 +27,12 @@ def explained(explain: Callable[[], str]) -> pulumi.ResourceHookBinding:
             except Exception as error:  # the engine's own error must not be lost to a diagnosis that fails
                 text = f"The namespace could not be diagnosed: {error or type(error).__name__}"
             pulumi.log.error(text)
-            _end_quietly()
         return False
 
     return pulumi.ResourceHookBinding(on_error=[pulumi.ErrorHook("diagnosis", on_error)])
 
 
-def _end_quietly() -> None:
-    """The host now interrupts the program, and Python's traceback of that would bury what was just said."""
-    if threading.current_thread() is threading.main_thread():
+def end_quietly_when_interrupted() -> None:
+    """The host interrupts a program whose update has failed; Python's traceback of that would bury why it failed."""
+    if threading.current_thread() is threading.main_thread():  # elsewhere (tests) nobody interrupts
         signal.signal(signal.SIGINT, lambda *_: os._exit(1))

@@ -219,7 +219,7 @@ def run_program(
     except Exception as error:
         recording.error = str(error)
     finally:
-        signal.signal(signal.SIGINT, interrupted)  # a failed program has changed it for the rest of its life
+        signal.signal(signal.SIGINT, interrupted)  # the program has changed it for the rest of its life
     return recording
 
 

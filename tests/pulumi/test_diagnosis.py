@@ -13,6 +13,8 @@ sys.path.insert(0, sys.argv[1])
 import pulumi
 from components import diagnosis
 
+diagnosis.end_quietly_when_interrupted()
+
 pulumi.ErrorHook = lambda name, callback: callback  # as the engine calls it
 pulumi.ResourceHookBinding = lambda on_error: on_error[0]
 
