@@ -124,11 +124,11 @@ _SERVING = _compiled(
 # What causes.py finds on any host, and what to do about it where there is no host to log in to.
 SERVING_REMEDIES = {
     "out of GPU memory": (
-        "Lower the KV cache's share or the batch size in overrides, and see that nothing else holds the GPU: "
+        "Lower the KV cache's share or the batch size with set, and see that nothing else holds the GPU: "
         f"{RUNBOOKS['not-ready']}."
     ),
     "out of host memory": f"Raise the component's memory in resources: {RUNBOOKS['not-ready']}.",
-    "port taken": f"Two containers on the host network, or a port in overrides: {RUNBOOKS['not-ready']}.",
+    "port taken": f"Two containers on the host network, or a port in set: {RUNBOOKS['not-ready']}.",
     "driver and library differ": (
         "The node's driver was changed under a running container: restart the pod, or drain and reboot the node: "
         f"{RUNBOOKS['not-ready']}."
@@ -150,7 +150,7 @@ SERVING_REMEDIES = {
         f"{RUNBOOKS['download']}."
     ),
     "an option that this release does not know": (
-        f"Remove it from overrides, or choose the release that knows it: {RUNBOOKS['change-release']}."
+        f"Remove it from set, or choose the release that knows it: {RUNBOOKS['change-release']}."
     ),
     "image missing": f"Check release, image and image_registry: {RUNBOOKS['image-pull']}.",
     "disk full": f"Enlarge the claim or empty benchmarks/ on it: {RUNBOOKS['download']}.",

@@ -302,7 +302,7 @@ def claim(snapshot: Snapshot, name: str) -> Check:
             title,
             f"does not exist; claims here: {others}",
             expected,
-            f"Pods that mount it stay Pending. Name one that exists (model cache's claim), or make it: {runbook}.",
+            f"Pods that mount it stay Pending. Name one that exists with model_cache_claim, or make it: {runbook}.",
         )
     phase = at(found, "status.phase")
     class_name = at(found, "spec.storageClassName")

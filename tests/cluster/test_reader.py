@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -75,6 +76,19 @@ def test_a_kubeconfig_that_is_none(tmp_path: Path, content: str | None, said: st
 
 def test_a_directory_is_no_kubeconfig(tmp_path: Path) -> None:
     assert seen(tmp_path).message == "is a directory"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_kubeconfig_that_may_not_be_read(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config")
+    path.chmod(0)
+    assert seen(path).message == "cannot be read by you"
+
+
+def test_a_kubeconfig_without_the_contexts_cluster(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config")
+    path.write_text(path.read_text().replace("name: c\n", "name: other\n"))
+    assert seen(path).problem == "credentials"
 
 
 def test_the_current_context_is_not_taken_and_the_others_are_listed(tmp_path: Path) -> None:
