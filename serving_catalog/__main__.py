@@ -95,13 +95,16 @@ def _graph(asked: argparse.Namespace) -> str:
     values["target"] = asked.target
     for path, value in _graph_settings(asked).items():
         *sections, name = path.split(".")
-        here = values
+        here: Any = values
         for section in sections:
-            here = here.setdefault(section, {})
-        here[name] = value
+            here = here.setdefault(section, {}) if isinstance(here, dict) else here
+        if isinstance(here, dict):  # what is no mapping is refused with the request
+            here[name] = value
+    options = values.pop("set", None) or {}
+    if not isinstance(options, dict):
+        raise PlanError([f"set: {options!r} is not a mapping of paths to values, such as worker.max_batch_size: 64"])
     values["overrides"] = [
-        override.model_dump()
-        for override in (*overrides_from_mapping(values.pop("set", None) or {}), *parse_overrides(asked.set))
+        override.model_dump() for override in (*overrides_from_mapping(options), *parse_overrides(asked.set))
     ]
     request = graph_request_from(values)
     if asked.step is None and request.endpoint_wait_seconds is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from serving_catalog.graphs.entries import GraphToleration, OperatorRules
 from serving_catalog.graphs.objects import (
@@ -200,7 +201,7 @@ def _worker(parts: Parts, worker: Worker, config: ConfigMap) -> GraphComponent:
     )
     return GraphComponent(
         name=entry.name,
-        type=worker.type,  # type: ignore[arg-type]
+        type=worker.type,
         replicas=worker.replicas,
         shared_memory_size=entry.shared_memory,
         runtime_version_override=parts.request.runtime_version,
@@ -375,8 +376,8 @@ def _worker_affinity(parts: Parts, worker: Worker) -> Affinity | None:
     return Affinity(node_affinity=on_gpus, pod_affinity=near) if on_gpus or near else None
 
 
-def _nodes(key: str, operator: str, values: tuple[str, ...]) -> NodeSelectorTerm:
-    return NodeSelectorTerm(match_expressions=(Requirement(key=key, operator=operator, values=values),))  # type: ignore[arg-type]
+def _nodes(key: str, operator: Literal["In", "NotIn"], values: tuple[str, ...]) -> NodeSelectorTerm:
+    return NodeSelectorTerm(match_expressions=(Requirement(key=key, operator=operator, values=values),))
 
 
 def pods_of(parts: Parts, *types: str) -> LabelSelector:

@@ -10,7 +10,14 @@ from pydantic import JsonValue
 
 from serving_catalog.entries import Engine, EngineRelease, Gpu, Model
 from serving_catalog.errors import nearest
-from serving_catalog.graphs.entries import DynamoRelease, EngineOfRelease, GraphEngine, GraphTarget, GraphWorker
+from serving_catalog.graphs.entries import (
+    DynamoRelease,
+    EngineOfRelease,
+    GraphEngine,
+    GraphTarget,
+    GraphWorker,
+    WorkerType,
+)
 from serving_catalog.loading import Catalog
 from serving_catalog.memory import memory_problem, whole
 from serving_catalog.overrides import Overrides, resolve_overrides, shown
@@ -54,7 +61,7 @@ class Chosen:
 class Worker:
     """One kind of worker with everything decided. `said` holds the operator's word for each setting of theirs."""
 
-    type: str
+    type: WorkerType
     entry: GraphWorker
     replicas: int
     settings: Mapping[str, JsonValue]
@@ -105,10 +112,10 @@ def frontend_environment(overrides: Sequence[Override], chosen: Chosen) -> tuple
 
 
 def plan_worker(
-    kind: str, replicas: int, overrides: Sequence[Override], chosen: Chosen, kv_routing: bool
+    kind: WorkerType, replicas: int, overrides: Sequence[Override], chosen: Chosen, kv_routing: bool
 ) -> tuple[Worker, list[str]]:
     """A worker's settings and variables, and everything wrong with them."""
-    entry, schema = chosen.target.workers[kind], _schema(chosen)  # type: ignore[index]
+    entry, schema = chosen.target.workers[kind], _schema(chosen)
     resolved, problems = _resolved(kind, overrides, chosen)
     said = {setting: f"{kind}.{path}" for setting, path in resolved.said.items()}
     settings, environment, wrong = _merged(entry, resolved, chosen, kv_routing, kind)

@@ -147,6 +147,24 @@ def test_bad_words_are_status_2(words: tuple[str, ...], message: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("placement: gb200", "placement: 'gb200': Input should be an object"),
+        ("set: [worker.max_batch_size=1]", "set: ['worker.max_batch_size=1'] is not a mapping of paths to values"),
+        ("nmae: x", "nmae: there is no such setting (did you mean name?)"),
+        ("- x", "expected a mapping, found list"),
+    ],
+)
+def test_bad_settings_files_are_status_2(settings: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(settings, encoding="utf-8")
+    done = run("graph", "gb200-agg", "--settings", str(file), "--node-selector", "a=b")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_targets_for_kubernetes_are_listed() -> None:
     rows = json.loads(run("graphs", "--format", "json").stdout)
     assert tuple(row["target"] for row in rows) == TARGETS
