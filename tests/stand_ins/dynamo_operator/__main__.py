@@ -12,6 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
+from kubernetes.config import ConfigException
+
 from tests.stand_ins.dynamo_operator.operator import Operator
 
 
@@ -25,8 +27,8 @@ def main(argv: list[str]) -> int:
     try:
         operator = Operator(options.kubeconfig, options.context)
         operator.start()
-    except (OSError, LookupError, ValueError) as error:
-        print(error, file=sys.stderr)
+    except (ConfigException, OSError, LookupError, ValueError) as error:
+        print(f"{options.kubeconfig}, context {options.context!r}: {error}", file=sys.stderr)
         return 1
     print("The stand-in Dynamo operator is running; end it with Ctrl+C.", flush=True)
     ended = threading.Event()
