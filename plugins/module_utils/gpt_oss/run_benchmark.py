@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 EXPORT = "profile_export_aiperf.json"
 EXPORTS = (EXPORT, "profile_export_aiperf.csv", "aiperf.log")
-LOG_LINES = 15
+LOG_LINES = 25
 REPORTED = 1000  # characters of a message: with the rest it fits the 2048 bytes that Kubernetes keeps of a log's end
 SEED = 100
 # A request for N tokens, with no end of text before them, gets N; with fewer, something else was measured.
@@ -353,18 +353,14 @@ def write_results(directory: Path, target: Target, about: dict[str, Any], result
     (directory / "benchmark.csv").write_text(table(results), encoding="utf-8")
 
 
-def draw_with(aiperf: str, directory: Path) -> str:
+def draw_with(aiperf: str, directory: Path, home: str = "") -> str:
     """Draw with the interpreter beside AIPerf; what went wrong, or an empty string."""
     python = Path(aiperf).parent / "python" if aiperf else Path(sys.executable)
     # As text: inside an Ansible module this file lies in an archive.
     source = inspect.getsource(sys.modules[__name__])
     command = [str(python), "-", "--draw", str(directory)]
-    variables = {
-        **os.environ,
-        "HOME": str(directory),
-        "MPLBACKEND": "Agg",
-        "MPLCONFIGDIR": str(directory / ".matplotlib"),
-    }
+    home = home or str(directory)
+    variables = {**os.environ, "HOME": home, "MPLBACKEND": "Agg", "MPLCONFIGDIR": str(Path(home) / ".matplotlib")}
     done = subprocess.run(
         command, env=variables, input=source.encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -510,7 +506,7 @@ def main() -> int:
         for point in points(shapes, given.concurrency):
             measure(point, target, directory, given.gpus, given.about, results)
         write_results(directory, target, given.about, results)
-        problem_drawing = draw_with(given.aiperf, directory)
+        problem_drawing = draw_with(given.aiperf, directory, given.home)
         unfinished = f"no picture: {problem_drawing}" if problem_drawing else ""
     except OSError as error:
         unfinished = f"{error.filename or directory}: {error.strerror or error}"
