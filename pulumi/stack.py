@@ -44,7 +44,8 @@ def outputs(plan: GraphPlan) -> dict[str, str | list[str]]:
         "port_forward": plan.port_forward_command,
         "curl": plan.curl_command,
         "watch": plan.watch_command,
-        "artifacts": plan.artifacts,
+        "model_cache": plan.claim_name,
+        "artifacts": plan.artifacts or plan.job_context.volume.benchmarks,  # a directory of the model cache
         "notes": notes,
     }
     return {name: value for name, value in shown.items() if value}

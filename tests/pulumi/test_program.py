@@ -105,14 +105,18 @@ def test_outputs_are_what_one_types_next(target: str) -> None:
     recording = up(target=target, benchmark=True)
     graph = recording["DynamoGraphDeployment/graph"].manifest_name
     exported = recording.exports
+    assert set(up(target=target).exports) == set(exported)
     assert exported["namespace"] == "gpt-oss"
     assert exported["deployment"] == graph
     assert exported["model"] == "openai/gpt-oss-120b"
-    assert exported["url"] == f"http://{graph}-frontend.gpt-oss.svc:8000" or f"{graph}-frontend" in exported["url"]
-    assert f"svc/{graph}-frontend" in exported["port_forward"]
-    assert "/v1/chat/completions" in exported["curl"]
-    assert graph in exported["watch"]
-    assert exported["artifacts"]
+    assert exported["url"].startswith(f"http://{graph}-frontend.gpt-oss.svc")
+    assert exported["url"].endswith(":8000")
+    assert f"svc/{graph}-frontend 8000:8000" in exported["port_forward"]
+    assert "http://localhost:8000/v1/chat/completions" in exported["curl"]
+    assert f"nvidia.com/dynamo-graph-deployment-name={graph}" in exported["watch"]
+    assert exported["model_cache"] == "model-cache"
+    assert exported["artifacts"] == f"/model-cache/benchmarks/{graph}/1"
+    assert up(target=target).exports["artifacts"] == "/model-cache/benchmarks"
     assert not any(SECRET_SIGNATURE in json.dumps(value) for value in exported.values())
 
 
