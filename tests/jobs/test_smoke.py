@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from plugins.module_utils.gpt_oss.probe_endpoint import REMEDIES
 from serving_catalog.graphs.jobs import GraphJobs
+from tests.weights.conftest import ROOT
 
 from .conftest import MODEL, reported
 from .dynamo import Dynamo, free_port
@@ -74,7 +77,7 @@ def test_a_frontend_without_workers_fails_within_its_time(smoke: Callable[..., R
     assert time.monotonic() - started < 60
     assert list(wrong) == ["health"]
     assert "status 200, models listed: none" in wrong["health"]["seen"]
-    assert "diagnose.py" in wrong["health"]["remedy"]
+    assert "kubernetes-workers-not-discovered.md" in wrong["health"]["remedy"]
 
 
 def test_decode_without_prefill_fails(smoke: Callable[..., Ran], lonely: Dynamo) -> None:
@@ -104,6 +107,12 @@ def test_workers_that_die_after_they_were_discovered(smoke: Callable[..., Ran], 
     lonely.kill("agg")  # its lease is still good: the model stays listed for a while
     wrong = failed(smoke(lonely.url, endpoint_wait_seconds=5))
     assert wrong
+
+
+def test_every_remedy_leads_to_a_page_that_is_there() -> None:
+    pages = {page for remedy in REMEDIES["kubernetes"].values() for page in re.findall(r"docs/\S+\.md", remedy)}
+    assert len(pages) > 3
+    assert [page for page in pages if not (ROOT / page).is_file()] == []
 
 
 @pytest.mark.parametrize("probe", ["reasoning", "tool_call"])
