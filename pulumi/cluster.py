@@ -42,7 +42,8 @@ from serving_catalog.checks.cluster import (
     secrets_of,
     without_values,
 )
-from serving_catalog.checks.cluster_diagnosis import JOB_LABELS, frontend_service
+from serving_catalog.checks.cluster_diagnosis import frontend_service
+from serving_catalog.checks.cluster_pods import JOB_LABELS
 from serving_catalog.checks.cluster_prerequisites import (
     ClusterSettings,
     Permission,

@@ -21,7 +21,8 @@ from pydantic import JsonValue
 import cluster
 from serving_catalog.checks import Check, Verdict, judged, summary, table
 from serving_catalog.checks.cluster import Snapshot, name_of
-from serving_catalog.checks.cluster_diagnosis import NamespaceSettings, diagnose_namespace
+from serving_catalog.checks.cluster_diagnosis import diagnose_namespace
+from serving_catalog.checks.cluster_pods import NamespaceSettings
 
 SHOWN = 8  # findings that the program prints when a wait runs out; all of them are in the verdict
 

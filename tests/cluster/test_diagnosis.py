@@ -16,7 +16,8 @@ from serving_catalog.checks import cluster as clusters
 from serving_catalog.checks.causes import causes
 from serving_catalog.checks.cluster import Probe, Snapshot
 from serving_catalog.checks.cluster_causes import RUNBOOKS, SERVING_REMEDIES, download_cause, image_cause, serving_cause
-from serving_catalog.checks.cluster_diagnosis import NamespaceSettings, diagnose_namespace
+from serving_catalog.checks.cluster_diagnosis import diagnose_namespace
+from serving_catalog.checks.cluster_pods import NamespaceSettings
 from tests.cluster.snapshots import (
     NOW,
     OPERATOR,

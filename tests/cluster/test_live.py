@@ -20,7 +20,7 @@ from serving_catalog import GraphPlan
 from serving_catalog.checks import Verdict
 from serving_catalog.checks.cluster import Snapshot
 from serving_catalog.checks.cluster_causes import RUNBOOKS
-from serving_catalog.checks.cluster_diagnosis import NamespaceSettings
+from serving_catalog.checks.cluster_pods import NamespaceSettings
 from tests.kubernetes import pods
 from tests.kubernetes.cluster import Cluster
 from tests.stand_ins.dynamo_operator.operator import Operator

@@ -76,7 +76,7 @@ def test_the_document_names_every_check() -> None:
 def _ids() -> set[str]:
     """Ids of fixed checks: the first argument of the functions that make checks."""
     found: set[str] = set()
-    for module in ("judging", "preflight", "diagnosis", "cluster_prerequisites", "cluster_diagnosis"):
+    for module in ("judging", "preflight", "diagnosis", "cluster_prerequisites", "cluster_diagnosis", "cluster_pods"):
         code = (ROOT / f"serving_catalog/checks/{module}.py").read_text()
         found |= set(re.findall(r'(?:check|passed|finding|unknown)\(\s*"([a-z_]+\.[a-z_]+)"', code))
     assert len(found) > 30
