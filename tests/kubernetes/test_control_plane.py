@@ -344,13 +344,13 @@ def test_what_a_destroy_left_behind_is_found(cluster: Cluster, namespace: str) -
 SESSION = """
 import sys, time
 from pathlib import Path
-from tests.kubernetes import build, cluster
-running = cluster.start(build.build(), Path(sys.argv[1]))
+from tests.kubernetes import build, control_plane
+plane = control_plane.start(build.build(), Path(sys.argv[1]))
 try:
-    print(*running.plane.pids.values(), flush=True)
+    print(*plane.pids.values(), flush=True)
     time.sleep(600)
 finally:
-    running.plane.stop()
+    plane.stop()
 """
 
 
