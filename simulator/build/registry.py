@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import http.client
+import json
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
@@ -37,6 +40,27 @@ class Registry:
         content, digest = digest_of_manifest(image)
         self._ask("PUT", f"/v2/{repository}/manifests/{tag}", (201,), content, {"Content-Type": MANIFEST})
         return digest
+
+    def name(self, reference: str, architecture: str) -> None:
+        """Have an image of this name: one with nothing in it, where there is none yet."""
+        repository, tag = repository_of(reference)
+        manifest = f"/v2/{repository}/manifests/{tag}"
+        if self._ask("HEAD", manifest, (200, 404), headers={"Accept": MANIFEST})[0] == 200:
+            return
+        tar = bytes(10240)
+        layer = gzip.compress(tar, mtime=0)
+        history = {"type": "layers", "diff_ids": [_digest(tar)]}
+        told = {"architecture": architecture, "os": "linux", "config": {}, "rootfs": history}
+        configuration = json.dumps(told).encode()
+        for content in (layer, configuration):
+            self._blob(repository, _digest(content), content)
+        parts = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": _described("application/vnd.docker.container.image.v1+json", configuration),
+            "layers": [_described("application/vnd.docker.image.rootfs.diff.tar.gzip", layer)],
+        }
+        self._ask("PUT", manifest, (201,), json.dumps(parts).encode(), {"Content-Type": MANIFEST})
 
     def _blob(self, repository: str, digest: str, content: Path | bytes) -> None:
         status, _ = self._ask("HEAD", f"/v2/{repository}/blobs/{digest}", (200, 404))
@@ -76,3 +100,11 @@ class Registry:
                 f"{' or '.join(map(str, allowed))}: {said[:300].decode(errors='replace')}"
             )
         return answer.status, answer.headers.get("Location", "")
+
+
+def _digest(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def _described(kind: str, content: bytes) -> dict[str, str | int]:
+    return {"mediaType": kind, "size": len(content), "digest": _digest(content)}

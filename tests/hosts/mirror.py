@@ -12,6 +12,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from serving_catalog import load_catalog
+from simulator.build.machine import ARCHITECTURES, machine
+from simulator.build.registry import Registry
 from tests.stand_ins import packages
 
 from . import hosts, images
@@ -142,4 +145,9 @@ def up() -> str:
             wait_until(f"the mirror's {what} at {url}", lambda url=url: _answers(url), seconds=60)  # type: ignore[misc]
         except HostError as error:
             raise HostError(f"{error}\n{hosts.journal(container)}") from None
+    # Preflight asks for the engine's image; who serves pushes one with something in it.
+    registry = Registry(f"http://{MIRROR_ADDRESS}:{REGISTRY_PORT}")
+    for engine in load_catalog().engines.values():
+        for release in engine.releases.values():
+            registry.name(release.image, ARCHITECTURES[machine()])
     return MIRROR_ADDRESS
