@@ -23,7 +23,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULE = Path(__file__).parent / "binaries"
-CACHE = REPOSITORY / ".cache" / "kubernetes"
+CACHE = Path(os.environ.get("GPT_OSS_KUBERNETES_CACHE", REPOSITORY / ".cache" / "kubernetes")).absolute()
 
 # Program -> package of `tool` in binaries/go.mod.
 PROGRAMS: Mapping[str, str] = {

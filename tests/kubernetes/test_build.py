@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from . import build
-from .fixtures import REQUIRED, _leave_out
+from .fixtures import REQUIRED
 
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="go is not on PATH")
 
@@ -97,9 +100,25 @@ def test_every_program_is_a_tool_of_the_module() -> None:
     assert sorted(tools) == sorted(build.PROGRAMS.values())
 
 
-@pytest.mark.parametrize(("required", "outcome"), [("", "skipped"), ("1", "failed")])
-def test_a_missing_go_skips_unless_it_is_required(monkeypatch: pytest.MonkeyPatch, required: str, outcome: str) -> None:
-    monkeypatch.setenv(REQUIRED, required)
-    kind = {"skipped": pytest.skip.Exception, "failed": pytest.fail.Exception}[outcome]
-    with pytest.raises(kind, match="no Go"):
-        _leave_out("no Go")
+OUTCOMES: Mapping[str, tuple[Mapping[str, str], list[str], list[str]]] = {
+    "skipped, with one line": ({}, ["skipped"], ["SKIPPED [2] ", "go: not found on PATH"]),
+    "failed where it is required": ({REQUIRED: "1"}, ["error"], ["go: not found on PATH", f"({REQUIRED} is set)"]),
+}
+
+
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_without_go_tests_of_the_cluster_are(tmp_path: Path, case: str) -> None:
+    more, outcomes, words = OUTCOMES[case]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kubernetes/test_control_plane.py"]
+    ran = subprocess.run(
+        [*command, "-k", "jobs_complete or unknown_fields"],
+        cwd=build.REPOSITORY,
+        env={"PATH": "", "HOME": str(tmp_path), "GPT_OSS_KUBERNETES_CACHE": str(tmp_path / "nothing"), **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert [outcome for outcome in ("passed", "skipped", "error") if f" {outcome}" in ran.stdout] == outcomes
+    for word in words:
+        assert word in ran.stdout
