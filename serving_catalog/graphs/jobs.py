@@ -56,8 +56,8 @@ PROGRAMS_PATH = "/programs"
 TOOLS_PATH = "/tools"
 SCRATCH_PATH = "/tmp"  # noqa: S108 - in the container, an empty directory of its own
 USER = 1000  # the runtime images' user and the operator's default fsGroup: volumes change hands once, not each time
-# Of fetch_weights.py: trying again would meet the same failure (the token, the revision, a wrong argument).
-HOPELESS = 3
+# Of fetch_weights.py: trying again would meet the same failure (a wrong argument; the token, the revision).
+HOPELESS = (2, 3)
 
 DOWNLOAD_ATTEMPTS = 4
 SMOKE_ATTEMPTS = 1
@@ -400,7 +400,7 @@ def _job(
     # An eviction or a drained node says nothing of the work: it counts for no attempt.
     rules = [PodFailureRule(action="Ignore", on_pod_conditions=(PodCondition(type="DisruptionTarget"),))]
     if hopeless:
-        codes = ExitCodes(container_name=main.name, operator="In", values=(HOPELESS,))
+        codes = ExitCodes(container_name=main.name, operator="In", values=HOPELESS)
         rules.append(PodFailureRule(action="FailJob", on_exit_codes=codes))
     return Job(
         metadata=_metadata(context, name, kind),

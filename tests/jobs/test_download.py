@@ -198,7 +198,7 @@ def test_what_no_attempt_would_put_right_ends_the_job(
     assert policy is not None
     fatal = [rule.on_exit_codes for rule in policy.rules if rule.action == "FailJob"]
     assert [(codes.operator, codes.values, codes.container_name) for codes in fatal if codes] == [
-        ("In", (3,), "download")
+        ("In", (2, 3), "download")
     ]
 
 

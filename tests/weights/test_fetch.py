@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from huggingface_hub import snapshot_download
@@ -431,3 +433,27 @@ def test_a_read_only_cache_is_a_clear_error(fetcher: Fetcher, small_disk: Path) 
     message = fetcher.fails()
     assert "Read-only file system" in message
     assert "must be writable" in message
+
+
+def test_a_filesystem_without_locks_is_refused(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such filesystem can be mounted here: Lustre without -o flock answers so."""
+
+    def flock(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(program.fcntl, "flock", flock)
+    layout = program.Layout(tmp_path, tmp_path, tmp_path, MODEL, "0" * 40)
+    with pytest.raises(program.FetchError, match=r"has no locks .*Lustre: -o flock") as refused:
+        program.try_lock(0, layout)
+    assert refused.value.kind in program.PERMANENT
+
+
+def test_nothing_can_be_put_right_by_another_run(fetcher: Fetcher, hub: RunningHub) -> None:
+    hub.state.tokens["hf_another"] = []
+    fetcher.environment["HF_TOKEN"] = TOKEN
+    assert fetcher.run("fetch").returncode == 3
+    hub.mend()
+    hub.break_(Fault("status", "/api/*", times=-1))
+    assert fetcher.run("fetch", "--attempts=1").returncode == 1

@@ -38,6 +38,7 @@ import sys
 import tarfile
 import threading
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections import deque
@@ -1370,6 +1371,12 @@ def main(argv: Sequence[str]) -> int:
         if options.report == "line":
             print(report_line(False, message, kind=error.kind), flush=True)
         return HOPELESS if error.kind in PERMANENT else FAILED
+    except Exception as error:
+        if options.report != "line":
+            raise
+        sys.stderr.write(hide(traceback.format_exc(), token))
+        print(report_line(False, hide(f"{type(error).__name__}: {error}", token), kind="unexpected"), flush=True)
+        return FAILED
     if options.report == "line":
         message = "; ".join(found.get("problems", [])) or "verified"
         print(report_line(status == 0, message, **found), flush=True)
