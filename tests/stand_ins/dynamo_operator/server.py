@@ -189,6 +189,7 @@ class Copy:
         self._watched = watched
         self._changed = changed
         self._objects: dict[tuple[str, str], Manifest] = {}
+        self._gone: set[str] = set()  # uids: the answer to a write may come after the news of its object's end
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self.ready = threading.Event()
@@ -215,11 +216,14 @@ class Copy:
         key = key_of(item)
         with self._lock:
             known = self._objects.get(key)
+            if item["metadata"]["uid"] in self._gone:
+                return
             if known is None or version_of(item) > version_of(known):
                 self._objects[key] = item
 
     def drop(self, item: Manifest) -> None:
         with self._lock:
+            self._gone.add(item["metadata"]["uid"])
             known = self._objects.get(key_of(item))
             if known is not None and known["metadata"]["uid"] == item["metadata"]["uid"]:
                 del self._objects[key_of(item)]
