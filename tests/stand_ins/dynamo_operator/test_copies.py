@@ -15,7 +15,7 @@ def item(uid: str, version: int, **metadata: Any) -> dict[str, Any]:
 
 
 DELETED = "deleted"
-CASES = {
+CASES: dict[str, tuple[list[Any], str | None]] = {
     "newer-news-wins": ([item("a", 2), item("a", 3)], "3"),
     "an-older-answer-is-ignored": ([item("a", 3), item("a", 2)], "3"),
     "an-answer-after-the-end-brings-nothing-back": ([item("a", 2), (DELETED, item("a", 4)), item("a", 3)], None),
