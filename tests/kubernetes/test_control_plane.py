@@ -6,6 +6,7 @@ import http.server
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from . import build, nodes, pods
+from . import build, control_plane, nodes, pods
 from .api import Object, Refused
 from .cluster import Cluster
 
@@ -369,6 +370,28 @@ def test_no_process_outlives_its_session(cluster: Cluster, tmp_path: Path, how: 
         assert time.monotonic() < deadline, f"still running: {alive}"
         time.sleep(0.1)
     assert cluster.api.request("GET", "/readyz") == "ok"  # nobody else's were ended
+
+
+def test_a_port_that_somebody_took_meanwhile_is_no_failure(
+    control_plane_programs: build.Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = control_plane._free_ports
+    asked: list[int] = []
+
+    with socket.create_server((control_plane.LOOPBACK, 0)) as taken:
+
+        def ports(count: int) -> list[int]:
+            asked.append(count)
+            chosen = choose(count)
+            return [taken.getsockname()[1], *chosen[1:]] if len(asked) == 1 else chosen
+
+        monkeypatch.setattr(control_plane, "_free_ports", ports)
+        plane = control_plane.start(control_plane_programs, tmp_path)
+        try:
+            assert len(asked) == 2
+            assert plane.api().request("GET", "/readyz") == "ok"
+        finally:
+            plane.stop()
 
 
 def test_a_person_starts_finds_and_ends_it(cluster: Cluster, tmp_path: Path) -> None:
