@@ -146,11 +146,11 @@ def mounted_config(pods: Mapping[str, Object]) -> set[str]:
 
 
 def ready(cluster: Cluster, namespace: str, graph: str) -> Object:
-    """The graph's Ready condition."""
+    """The graph's Ready condition; of an older generation, it is unknown."""
     live = cluster.api.get(*GRAPH, graph, namespace)
     found: Object = next(each for each in live["status"]["conditions"] if each["type"] == "Ready")
-    assert found.get("observedGeneration", live["status"].get("observedGeneration")) == live["metadata"]["generation"]
-    return found
+    observed = found.get("observedGeneration", live["status"].get("observedGeneration"))
+    return found if observed == live["metadata"]["generation"] else {**found, "status": "Unknown"}
 
 
 def jobs(cluster: Cluster, namespace: str) -> dict[str, Object]:
@@ -159,6 +159,12 @@ def jobs(cluster: Cluster, namespace: str) -> dict[str, Object]:
 
 def uids(items: Mapping[str, Object]) -> dict[str, str]:
     return {name: item["metadata"]["uid"] for name, item in items.items()}
+
+
+def left_in(cluster: Cluster, namespace: str) -> list[str]:
+    """What a destroy left, but for what the operator puts into every namespace it serves and never takes away."""
+    operators = {"ServiceAccount/planner-serviceaccount", "RoleBinding/planner-serviceaccount-binding"}
+    return [name for name in cluster.left_in(namespace) if name not in operators]
 
 
 def has_gone(cluster: Cluster, namespace: str) -> bool:

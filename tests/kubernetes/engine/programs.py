@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from . import values
 from .deployment import STACK, Deployment, Goal, Outcome, StepFailedError, StoppedError, seconds
 from .state import Entry, Step
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 @dataclass(frozen=True)
 class Project:
@@ -39,16 +42,17 @@ class Project:
 
     @property
     def name(self) -> str:
-        return str(self._settings()["name"])
+        return str(self._settings["name"])
 
+    @cached_property
     def _settings(self) -> dict[str, Any]:
-        settings = yaml.safe_load((self.directory / "Pulumi.yaml").read_text())
+        settings = yaml.load((self.directory / "Pulumi.yaml").read_text(), Loader=_Loader)
         assert isinstance(settings, dict)
         return settings
 
     def config(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Keys with their project, defaults included; what `pulumi up` refuses about them is refused."""
-        declared: Mapping[str, Any] = self._settings().get("config", {})
+        declared: Mapping[str, Any] = self._settings.get("config", {})
         values_: dict[str, Any] = {}
         for key, entry in declared.items():
             if ":" in key:

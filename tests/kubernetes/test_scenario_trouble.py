@@ -1,0 +1,89 @@
+"""When something goes wrong: it ends in bounded time, says why, and the next up goes on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from tests.kubernetes import pods, scenario
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.drivers import Driver, InProcess, UpdateFailedError, changed
+from tests.kubernetes.scenario import GRAPH_LABEL, TARGETS, TYPE_LABEL, Target, meanwhile, stack_of
+from tests.stand_ins.dynamo_operator.operator import Operator
+
+pytestmark = pytest.mark.kubernetes
+
+
+def test_a_failed_download_says_why_and_the_second_up_goes_on(
+    scenario_driver: Driver, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+) -> None:
+    """One target stands for all: the Job is the same, and its attempts are as far apart as everywhere."""
+    cluster, target = dynamo_cluster, TARGETS["gb200-agg"]
+    stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing", model_cache_retain=False)
+    name = f"{target.graph}-download"
+    failing = cluster.behave(pods.fail(message="no space left on device"), stack_namespace, **{"job-name": name})
+    with failing, pytest.raises(UpdateFailedError) as failed:
+        stack.up()
+    said = str(failed.value)
+    assert name in said
+    assert "no space left on device" in said
+    assert scenario.TOKEN not in said
+    assert cluster.api.find(*scenario.GRAPH, target.graph, stack_namespace) is None, "nothing is served without weights"
+
+    again = stack.up()
+    assert "replace download" in changed(again)
+    assert scenario.ready(cluster, stack_namespace, target.graph)["status"] == "True"
+    assert changed(stack.up()) == []
+
+
+SPEED = 0.05  # of the fixture
+
+
+def _hurry(driver: Driver) -> None:
+    """Waits that would run out do so a hundred times sooner, where the engine is ours."""
+    if isinstance(driver, InProcess):
+        driver.speed = 0.01
+
+
+def test_pods_that_never_become_ready(
+    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+) -> None:
+    cluster, graph = dynamo_cluster, target.graph
+    stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing", load_timeout_seconds=60)
+    stuck = {GRAPH_LABEL: graph, TYPE_LABEL: target.changed}
+    with cluster.behave(pods.stay_unready(), stack_namespace, **stuck):
+        _hurry(scenario_driver)
+        with pytest.raises(UpdateFailedError) as failed:
+            stack.up()
+    said = str(failed.value)
+    assert graph in said
+    assert "not ready" in said.lower()
+    assert f"{graph}-smoke" not in scenario.jobs(cluster, stack_namespace), "what is not Ready is not asked"
+
+    if isinstance(scenario_driver, InProcess):
+        scenario_driver.speed = SPEED
+    stack.up()
+    assert scenario.jobs(cluster, stack_namespace)[f"{graph}-smoke"]["status"]["succeeded"] == 1
+    assert changed(stack.up()) == []
+
+
+def test_gpus_that_somebody_else_takes_meanwhile(
+    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+) -> None:
+    """Enough of them when the checks look, too few when the pods come."""
+    cluster, graph = dynamo_cluster, target.graph
+    stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing", load_timeout_seconds=60)
+    download = {"job-name": f"{graph}-download"}
+    held, drained = ExitStack(), ExitStack()
+    held.enter_context(cluster.behave(pods.stay_unready(), stack_namespace, **download))
+    _hurry(scenario_driver)
+    with drained, meanwhile(stack.up) as running, held:
+        labels = f"job-name={graph}-download"
+        cluster.api.wait("the download runs", lambda: cluster.pods(stack_namespace, labels), seconds=60)
+        drained.enter_context(cluster.only("cpu-1"))
+    with pytest.raises(UpdateFailedError) as failed:
+        running.result()
+    said = str(failed.value)
+    assert graph in said
+    assert "gpu" in said.lower()
