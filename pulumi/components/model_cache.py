@@ -28,7 +28,10 @@ class ModelCache(pulumi.ComponentResource):
     ) -> None:
         super().__init__("gpt-oss:components:ModelCache", name, {}, opts)
         if plan.claim is not None:
-            self.claim = kubernetes_object("claim", plan.claim, kept(self, keeper, on_failure))
+            # Of a WaitForFirstConsumer class, the provider waits for a claim to be Pending. One that is taken back is
+            # bound long since, and the wait would run out. The download waits for the volume anyway.
+            unawaited = {"pulumi.com/skipAwait": "true"} if keeper is not None else None
+            self.claim = kubernetes_object("claim", plan.claim, kept(self, keeper, on_failure), unawaited)
         self.programs = kubernetes_object("programs", plan.programs, ResourceOptions(parent=self))
         self.download = kubernetes_object(
             "download",
