@@ -89,7 +89,7 @@ class Api:
         connection = kept or self._connection(60)
         try:
             answer = _exchange(connection, method, target, data, headers)
-        except (http.client.RemoteDisconnected, ConnectionError):
+        except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLEOFError):
             connection.close()
             if kept is None:
                 raise
