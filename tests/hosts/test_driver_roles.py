@@ -24,6 +24,7 @@ from tests.stand_ins.packages.deb import Package, repository
 pytestmark = pytest.mark.hosts
 
 VERSION = "580.159.04"
+OLDER = "570.195.03"
 NEXT = "580.178.04"
 
 
@@ -34,7 +35,9 @@ class Bench:
     name: str
     directory: Path
 
-    def play(self, *roles: str, entry: str, variables: Mapping[str, object]) -> subprocess.CompletedProcess[str]:
+    def play(
+        self, *roles: str, entry: str, variables: Mapping[str, object], check: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         tasks = [
             {"name": f"{role}, {entry}", "ansible.builtin.include_role": {"name": role, "tasks_from": entry}}
             for role in roles
@@ -47,6 +50,7 @@ class Bench:
             *(str(tools / "ansible-playbook"), str(playbook)),
             *("--inventory", str(REPOSITORY / "inventories/demo/scenario.ini")),
             *("--extra-vars", json.dumps(variables)),
+            *(["--check", "--diff"] if check else []),
         ]
         environment = {
             **os.environ,
@@ -60,6 +64,11 @@ class Bench:
 
     def applies(self, *roles: str, entry: str = "main", **variables: object) -> str:
         done = self.play(*roles, entry=entry, variables=variables)
+        assert done.returncode == 0
+        return " ".join((done.stdout + done.stderr).split())
+
+    def predicts(self, *roles: str, **variables: object) -> str:
+        done = self.play(*roles, entry="main", variables=variables, check=True)
         assert done.returncode == 0
         return " ".join((done.stdout + done.stderr).split())
 
@@ -298,6 +307,18 @@ def test_a_toolkit_that_would_bring_a_driver_is_refused(settled: Bench, tmp_path
         settled.run(
             "rm -r /srv/odd /etc/apt/sources.list.d/odd.list /etc/apt/preferences.d/odd; apt-get update --quiet"
         )
+
+
+def test_check_mode_knows_what_an_older_branch_takes_along(settled: Bench) -> None:
+    """The newer branch's packages are held, and where the older one is, preferences say which versions go together."""
+    before = settled.state()
+    predicted = settled.predicts("nvidia_driver", nvidia_driver_version=OLDER)
+    assert settled.state() == before
+    assert f"nvidia-open-570 {OLDER}" in predicted
+    assert "nvidia-open: held on this host" not in predicted
+    settled.applies("nvidia_driver", nvidia_driver_version=OLDER)
+    assert settled.run("dpkg-query --show --showformat '${Version}' nvidia-open-570").startswith(OLDER)
+    settled.applies("nvidia_driver")  # and back
 
 
 def test_what_was_installed_can_be_removed(settled: Bench) -> None:
