@@ -25,8 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from serving_catalog import load_catalog, plan_graph
-from serving_catalog.graphs import GraphRequest
+from serving_catalog import load_catalog
+from serving_catalog.graphs import GraphRequest, plan_graph
 from tests.kubernetes import build, cluster
 from tests.kubernetes.build import REPOSITORY, KubernetesError, say
 from tests.kubernetes.drivers import Driver, InProcess, RealEngine, Stack, changed

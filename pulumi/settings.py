@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, get_origin
 import pulumi
 from pydantic import Field, JsonValue, SecretStr, ValidationError
 
-from serving_catalog import Catalog, CatalogError, PlanError, load_catalog, overrides_from_mapping, plan_graph
+from serving_catalog import Catalog, CatalogError, PlanError, load_catalog, overrides_from_mapping
 from serving_catalog.entries import Count, Part
 from serving_catalog.errors import nearest
-from serving_catalog.graphs import GraphPlan, GraphRequest, graph_request_from
+from serving_catalog.graphs import GraphPlan, GraphRequest, graph_request_from, plan_graph
 from serving_catalog.graphs.requests import AccessMode, Rollout
 from serving_catalog.graphs.words import label_problem
 

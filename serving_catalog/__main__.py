@@ -15,14 +15,13 @@ from serving_catalog import (
     CatalogError,
     PlanError,
     ServeRequest,
-    graph_request_from,
     load_catalog,
     overrides_from_mapping,
     parse_overrides,
-    plan_graph,
     plan_host,
 )
 from serving_catalog.docker import paste
+from serving_catalog.graphs import graph_request_from, plan_graph
 from serving_catalog.graphs.listing import as_table as graphs_as_table
 from serving_catalog.graphs.listing import list_graphs
 from serving_catalog.graphs.render import STEPS, as_json, as_yaml

@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from serving_catalog import Catalog, GraphPlan, graph_request_from, load_catalog, parse_overrides, plan_graph
+from serving_catalog import Catalog, load_catalog, parse_overrides
+from serving_catalog.graphs import GraphPlan, graph_request_from, plan_graph
 from serving_catalog.graphs.objects import Container, GraphComponent
 
 TARGETS = ("gb200-agg", "gb200-disagg", "b200-disagg", "h200-agg", "b200-agg")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from serving_catalog import PlanError, graph_request_from
+from serving_catalog import PlanError
+from serving_catalog.graphs import graph_request_from
 from tests.catalog.graph_fixtures import TARGETS, plan
 
 LONG = "gpt-oss-for-the-department-of-very-long-names"

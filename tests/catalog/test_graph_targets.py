@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from serving_catalog import Catalog, GraphRequest, plan_graph
+from serving_catalog import Catalog
+from serving_catalog.graphs import GraphRequest, plan_graph
 from serving_catalog.graphs.objects import GPU_RESOURCE, Resource
 from serving_catalog.graphs.render import STEPS, as_json, as_yaml, step_objects
 from tests.catalog import crd

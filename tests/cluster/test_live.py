@@ -16,11 +16,11 @@ import yaml
 import cluster as reader
 import diagnose
 import settings as program
-from serving_catalog import GraphPlan
 from serving_catalog.checks import Verdict
 from serving_catalog.checks.cluster import Snapshot
 from serving_catalog.checks.cluster_causes import RUNBOOKS
 from serving_catalog.checks.cluster_pods import NamespaceSettings
+from serving_catalog.graphs import GraphPlan
 from tests.kubernetes import pods
 from tests.kubernetes.cluster import Cluster
 from tests.stand_ins.dynamo_operator.operator import Operator

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from serving_catalog import GraphPlan, GraphRequest, load_catalog, plan_graph
+from serving_catalog import load_catalog
 from serving_catalog.checks import Check
 from serving_catalog.checks.cluster import Snapshot, grouped, place, quantity, requested
 from serving_catalog.checks.cluster_prerequisites import (
@@ -19,6 +19,7 @@ from serving_catalog.checks.cluster_prerequisites import (
     prerequisites,
     problems_of,
 )
+from serving_catalog.graphs import GraphPlan, GraphRequest, plan_graph
 from serving_catalog.graphs.requests import (
     BenchmarkRequest,
     ModelCacheRequest,

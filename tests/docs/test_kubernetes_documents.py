@@ -14,8 +14,7 @@ import diagnose
 from serving_catalog import load_catalog, parse_overrides
 from serving_catalog.__main__ import main as catalog_command
 from serving_catalog.checks.cluster_causes import RUNBOOKS
-from serving_catalog.graphs import GraphRequest
-from serving_catalog.graphs.planning import plan_graph
+from serving_catalog.graphs import GraphRequest, plan_graph
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "pulumi/README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from serving_catalog import GraphPlan, graph_request_from, load_catalog, plan_graph
+from serving_catalog import load_catalog
+from serving_catalog.graphs import GraphPlan, graph_request_from, plan_graph
 
 from .api import Object, Refused
 from .cluster import Cluster
