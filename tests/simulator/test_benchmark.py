@@ -149,6 +149,22 @@ def play(tmp_path: Path) -> Play:
     return run
 
 
+def test_what_aiperf_leaves_among_temporary_files_is_removed(tmp_path: Path) -> None:
+    program = tmp_path / "aiperf"
+    program.write_text(
+        "#!/bin/sh\n"
+        'mkdir "${TMPDIR:-/tmp}/aiperf_mmap_1" && echo "$TMPDIR"\n'
+        'while [ "$1" != --artifact-dir ]; do shift; done\n'
+        f'cp {RECORDED / "aiperf_good.json"} "$2/{run_benchmark.EXPORT}"\n'
+    )
+    program.chmod(0o755)
+    target = Target(str(program), ["http://127.0.0.1:1"], "openai/gpt-oss-120b", "openai/gpt-oss-120b", "", 30.0)
+    run_benchmark.run_point(Point(SHORT, 8), target, tmp_path / "work")
+    directory = (tmp_path / "work" / "aiperf.log").read_text().strip()
+    assert directory
+    assert not Path(directory).exists()
+
+
 def test_results_come_back_as_json_and_csv_even_without_a_picture(play: Play, tmp_path: Path) -> None:
     done = play("aiperf_good.json")
     # The interpreter beside the program has no matplotlib, so there is no picture, and that is said.

@@ -28,6 +28,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,8 +196,10 @@ def run_point(point: Point, target: Target, directory: Path) -> dict[str, Any]:
     ]
     log = directory / "aiperf.log"
     home = Path(target.home) if target.home else directory
-    with log.open("wb") as output:
-        status = run(command, environment(target, home), output, target.timeout_seconds)
+    # AIPerf leaves its dataset and sockets among the temporary files.
+    with log.open("wb") as output, tempfile.TemporaryDirectory(prefix="aiperf-") as scratch:
+        variables = {**environment(target, home), "TMPDIR": scratch}
+        status = run(command, variables, output, target.timeout_seconds)
     result = judge(point, directory / EXPORT, status)
     if result["problem"]:
         result["log"] = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
