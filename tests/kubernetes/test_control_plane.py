@@ -342,10 +342,12 @@ def test_what_a_destroy_left_behind_is_found(cluster: Cluster, namespace: str) -
 
 # Starting and stopping
 
+# A shell in the background lets its children ignore Ctrl-C; at a keyboard they do not.
 SESSION = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from tests.kubernetes import build, control_plane
+signal.signal(signal.SIGINT, signal.default_int_handler)
 plane = control_plane.start(build.build(), Path(sys.argv[1]))
 try:
     print(*plane.pids.values(), flush=True)
