@@ -18,7 +18,7 @@ from tests.stand_ins.dynamo_platform.releases import ChartReleases
 
 DRIVERS = ["in-process", "real-engine"]
 VERSION = "1.2.1"  # the catalog's default
-SPEED = 0.05  # an hour's patience with a deployment becomes three minutes
+SPEED = 0.2  # an hour's patience with a deployment becomes twelve minutes
 
 
 def _driver(name: str, directory: Path, in_process: Any) -> Driver:

@@ -36,7 +36,7 @@ def test_a_failed_download_says_why_and_the_second_up_goes_on(
     assert changed(stack.up()) == []
 
 
-SPEED = 0.05  # of the fixture
+SPEED = 0.2  # of the fixture
 
 
 def _hurry(driver: Driver) -> None:
