@@ -18,7 +18,6 @@ from tests.stand_ins.dynamo_platform.releases import ChartReleases
 
 DRIVERS = ["in-process", "real-engine"]
 VERSION = "1.2.1"  # the catalog's default
-SPEED = 0.2  # an hour's patience with a deployment becomes twelve minutes
 
 
 def _driver(name: str, directory: Path, in_process: Any) -> Driver:
@@ -37,7 +36,7 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
 @pytest.fixture(params=DRIVERS)
 def scenario_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
     """Charts included."""
-    return _driver(request.param, tmp_path / "pulumi", InProcess(ChartReleases(), speed=SPEED))
+    return _driver(request.param, tmp_path / "pulumi", InProcess(ChartReleases(), speed=scenario.SPEED))
 
 
 @pytest.fixture(params=list(TARGETS))

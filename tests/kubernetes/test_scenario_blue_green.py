@@ -70,8 +70,7 @@ def test_without_a_spare_tray_the_old_worker_serves_and_the_change_can_be_taken_
         stack.up()
         before = scenario.pods_of(cluster, stack_namespace, target.graph, "worker")
         stack.config["set"] = dict([target.option])
-        if isinstance(scenario_driver, InProcess):
-            scenario_driver.speed = 0.01
+        scenario.hurry(scenario_driver)
         with pytest.raises(UpdateFailedError) as failed:
             stack.up()
         assert "nvidia.com/gpu" in str(failed.value), "it says that GPUs are what is missing"
@@ -83,4 +82,7 @@ def test_without_a_spare_tray_the_old_worker_serves_and_the_change_can_be_taken_
         del stack.config["set"]
         stack.up()
         assert scenario.ready(cluster, stack_namespace, target.graph)["status"] == "True"
-        assert set(scenario.pods_of(cluster, stack_namespace, target.graph, "worker")) == set(before)
+        cluster.api.wait(
+            "the old worker alone is left",
+            lambda: set(scenario.pods_of(cluster, stack_namespace, target.graph, "worker")) == set(before),
+        )

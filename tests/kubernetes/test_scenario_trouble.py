@@ -36,15 +36,6 @@ def test_a_failed_download_says_why_and_the_second_up_goes_on(
     assert changed(stack.up()) == []
 
 
-SPEED = 0.2  # of the fixture
-
-
-def _hurry(driver: Driver) -> None:
-    """Waits that would run out do so a hundred times sooner, where the engine is ours."""
-    if isinstance(driver, InProcess):
-        driver.speed = 0.01
-
-
 def test_pods_that_never_become_ready(
     scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
 ) -> None:
@@ -52,7 +43,7 @@ def test_pods_that_never_become_ready(
     stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing", load_timeout_seconds=60)
     stuck = {GRAPH_LABEL: graph, TYPE_LABEL: target.changed}
     with cluster.behave(pods.stay_unready(), stack_namespace, **stuck):
-        _hurry(scenario_driver)
+        scenario.hurry(scenario_driver)
         with pytest.raises(UpdateFailedError) as failed:
             stack.up()
     said = str(failed.value)
@@ -61,7 +52,7 @@ def test_pods_that_never_become_ready(
     assert f"{graph}-smoke" not in scenario.jobs(cluster, stack_namespace), "what is not Ready is not asked"
 
     if isinstance(scenario_driver, InProcess):
-        scenario_driver.speed = SPEED
+        scenario_driver.speed = scenario.SPEED
     stack.up()
     assert scenario.jobs(cluster, stack_namespace)[f"{graph}-smoke"]["status"]["succeeded"] == 1
     assert changed(stack.up()) == []
@@ -76,7 +67,7 @@ def test_gpus_that_somebody_else_takes_meanwhile(
     download = {"job-name": f"{graph}-download"}
     held, drained = ExitStack(), ExitStack()
     held.enter_context(cluster.behave(pods.stay_unready(), stack_namespace, **download))
-    _hurry(scenario_driver)
+    scenario.hurry(scenario_driver)
     with drained, meanwhile(stack.up) as running, held:
         labels = f"job-name={graph}-download"
         cluster.api.wait("the download runs", lambda: cluster.pods(stack_namespace, labels), seconds=60)
