@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -92,7 +93,14 @@ def throwaway_machine(directory: Path, root_of_project: Path) -> Iterator[Machin
         root = directory / "root"
         layers = f"lowerdir=/,upperdir={directory}/upper,workdir={directory}/work"
         mount("-t", "overlay", "overlay", "-o", layers, root)
-        mount("--rbind", "--make-rslave", "/dev", root / "dev")
+        # Devices of its own: were /dev lent, whoever cleans up after a killed test would empty this machine's.
+        mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", root / "dev")
+        mount("-t", "devpts", "-o", "newinstance,ptmxmode=0666", "devpts", root / "dev/pts")
+        for name, minor in {"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9}.items():
+            os.mknod(root / "dev" / name, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+            (root / "dev" / name).chmod(0o666)
+        for name, link in {"fd": "/proc/self/fd", "ptmx": "pts/ptmx"}.items():
+            (root / "dev" / name).symlink_to(link)
         mount("-t", "proc", "proc", root / "proc")
         mount("-t", "tmpfs", "tmpfs", root / "tmp")
         mount("-t", "tmpfs", "tmpfs", root / "srv")
