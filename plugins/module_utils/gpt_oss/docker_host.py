@@ -48,8 +48,9 @@ class _SocketConnection(http.client.HTTPConnection):
 class Docker:
     """The Engine API of the host's own daemon."""
 
-    def __init__(self, socket_path: str = SOCKET) -> None:
+    def __init__(self, socket_path: str = SOCKET, timeout: float = 60) -> None:
         self.socket_path = socket_path
+        self.timeout = timeout  # seconds for a question; `open` has its own
 
     def open(
         self,
@@ -76,7 +77,12 @@ class Docker:
         return response
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> Any:
-        return json.loads(self.open("GET", path, headers=headers).read() or b"null")
+        return json.loads(self.open("GET", path, headers=headers, timeout=self.timeout).read() or b"null")
+
+    def post(self, path: str, body: dict[str, Any]) -> str:
+        """What the daemon answers to a question that has a body."""
+        kind = {"Content-Type": "application/json"}
+        return self.open("POST", path, json.dumps(body), kind, self.timeout).read().decode("utf-8", "replace")
 
     def info(self) -> dict[str, Any]:
         found: dict[str, Any] = self.get("/info")

@@ -6,8 +6,9 @@ import http.client
 import json
 import os
 import re
-import socket
 from typing import Any
+
+from ansible.module_utils.gpt_oss.docker_host import Docker, DockerError
 
 from .host import Host, key_values, names, read
 
@@ -57,43 +58,6 @@ def logs(host: Host, wanted: list[str], lines: int) -> dict[str, list[str]]:
 # --- Docker ------------------------------------------------------------------------------------------------------
 
 
-class _Socket(http.client.HTTPConnection):
-    """HTTP over Docker's socket: what the client would ask, without starting a process for each question."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-class _Daemon:
-    def __init__(self, path: str, timeout: float = 20) -> None:
-        self._path = path
-        self._timeout = timeout
-
-    def json(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        return json.loads(self.text(path, body) or "null")
-
-    def text(self, path: str, body: dict[str, Any] | None = None) -> str:
-        connection = _Socket(self._path, self._timeout)
-        try:
-            headers = {"Content-Type": "application/json"} if body is not None else {}
-            connection.request(
-                "GET" if body is None else "POST", path, json.dumps(body) if body is not None else None, headers
-            )
-            answer = connection.getresponse()
-            text = answer.read().decode(errors="replace")
-        finally:
-            connection.close()
-        if answer.status >= 400:
-            raise OSError(f"Docker answered {answer.status} to {path}: {text.strip()}")
-        return text
-
-
 def docker(host: Host, prefix: str, probe: bool) -> dict[str, Any]:
     """Docker and the containers whose name starts with `prefix`; with `probe` they are asked for their GPUs."""
     client = host.tool("docker")
@@ -121,11 +85,11 @@ def docker(host: Host, prefix: str, probe: bool) -> dict[str, Any]:
     if not os.path.exists(path):
         return facts
     facts["installed"] = True
-    daemon = _Daemon(path)
+    daemon = Docker(path, timeout=20)
     try:
-        told = daemon.json("/info")
-        listed = daemon.json("/containers/json?all=1")
-        images = daemon.json("/images/json")
+        told = daemon.get("/info")
+        listed = daemon.get("/containers/json?all=1")
+        images = daemon.get("/images/json")
         facts.update(
             {
                 "running": True,
@@ -151,7 +115,7 @@ def docker(host: Host, prefix: str, probe: bool) -> dict[str, Any]:
                 ],
             }
         )
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (DockerError, OSError, ValueError, http.client.HTTPException) as error:
         facts["error"] = f"{path}: {error}"
     return facts
 
@@ -172,8 +136,8 @@ def _daemon_json(host: Host) -> Any:
         return {"error": str(error)}
 
 
-def _container(daemon: _Daemon, entry: dict[str, Any], probe: bool) -> dict[str, Any]:
-    told = daemon.json("/containers/{}/json".format(entry["Id"]))
+def _container(daemon: Docker, entry: dict[str, Any], probe: bool) -> dict[str, Any]:
+    told = daemon.get("/containers/{}/json".format(entry["Id"]))
     state = told.get("State") or {}
     asked = told.get("HostConfig") or {}
     requests = asked.get("DeviceRequests") or []
@@ -207,14 +171,12 @@ def _container(daemon: _Daemon, entry: dict[str, Any], probe: bool) -> dict[str,
     return facts
 
 
-def _gpus_inside(daemon: _Daemon, container: str) -> tuple[list[str] | None, str]:
+def _gpus_inside(daemon: Docker, container: str) -> tuple[list[str] | None, str]:
     """What the container's own nvidia-smi lists; (None, why) where it cannot be asked."""
-    created = daemon.json(
-        f"/containers/{container}/exec",
-        {"AttachStdout": True, "AttachStderr": True, "Tty": True, "Cmd": ["nvidia-smi", "--list-gpus"]},
-    )
-    said = daemon.text("/exec/{}/start".format(created["Id"]), {"Detach": False, "Tty": True})
-    code = daemon.json("/exec/{}/json".format(created["Id"])).get("ExitCode")
+    wanted = {"AttachStdout": True, "AttachStderr": True, "Tty": True, "Cmd": ["nvidia-smi", "--list-gpus"]}
+    created = json.loads(daemon.post(f"/containers/{container}/exec", wanted))
+    said = daemon.post("/exec/{}/start".format(created["Id"]), {"Detach": False, "Tty": True})
+    code = daemon.get("/exec/{}/json".format(created["Id"])).get("ExitCode")
     if code in (126, 127):
         return None, "the container has no nvidia-smi"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
