@@ -21,7 +21,7 @@ import yaml
 
 from tests.stand_ins.hub.server import Fault
 
-from .conftest import MODEL, ROOT, SHARD, TOKEN, Fetcher, RunningHub
+from .conftest import MODEL, ROOT, SHARD, TOKEN, Fetcher, RunningHub, wait_for
 
 
 @dataclass
@@ -177,23 +177,23 @@ def test_the_token_is_nowhere_to_be_seen(
 
 
 def test_a_fetch_goes_on_when_its_play_is_killed_and_the_next_play_follows_it(
-    plays: Plays, arguments: dict[str, Any], fetcher: Fetcher, hub: RunningHub
+    plays: Plays, arguments: dict[str, Any], fetcher: Fetcher, hub: RunningHub, tmp_path: Path
 ) -> None:
-    hub.break_(Fault("throttle", "/lfs/*.safetensors", times=-1, bytes_per_second=120_000))
-    tasks = plays.module("model_snapshot", arguments)
-    process = subprocess.Popen(
-        plays.command(plays.write(tasks)), cwd=ROOT, env=plays.environment, start_new_session=True
-    )
-    until = time.monotonic() + 30
-    while not list((fetcher.work / "partial").rglob("*.safetensors")):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    hub.break_(Fault("throttle", "/lfs/*.safetensors", times=-1, bytes_per_second=20_000))
+    command = plays.command(plays.write(plays.module("model_snapshot", arguments)))
+    process = subprocess.Popen(command, cwd=ROOT, env=plays.environment, start_new_session=True)
+    wait_for(lambda: list((fetcher.work / "partial").rglob("*.safetensors")), "the fetch")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     fetcher.assert_nothing_visible()
-    run = plays.run(tasks)
-    assert run.status == 0, run.output
-    assert "a fetch is at work here already; following it" in run.output
+    log = tmp_path / "output"
+    with log.open("w") as output:
+        follower = subprocess.Popen(command, cwd=ROOT, env=plays.environment, stdout=output, stderr=output)
+    following = "a fetch is at work here already; following it"
+    wait_for(lambda: following in log.read_text() or follower.poll() is not None)
+    assert following in log.read_text(), log.read_text()
+    hub.hurry()
+    assert follower.wait(120) == 0, log.read_text()
     fetcher.assert_complete()
     assert hub.bytes_of(SHARD) == len(hub.repository.by_path[SHARD].content)
 
@@ -201,7 +201,7 @@ def test_a_fetch_goes_on_when_its_play_is_killed_and_the_next_play_follows_it(
 def test_a_fetch_that_is_killed_is_reported(
     plays: Plays, arguments: dict[str, Any], fetcher: Fetcher, hub: RunningHub
 ) -> None:
-    hub.break_(Fault("throttle", "/lfs/*.safetensors", times=-1, bytes_per_second=100_000))
+    hub.break_(Fault("throttle", "/lfs/*.safetensors", times=-1, bytes_per_second=20_000))
     process = subprocess.Popen(
         plays.command(plays.write(plays.module("model_snapshot", arguments))),
         cwd=ROOT,
@@ -210,12 +210,9 @@ def test_a_fetch_that_is_killed_is_reported(
         text=True,
     )
     progress = fetcher.work.with_name(f"{fetcher.revision}.progress.json")
-    until = time.monotonic() + 30
-    while not progress.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(progress.exists, "the fetch")
     os.kill(json.loads(progress.read_text())["pid"], signal.SIGKILL)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "the fetch on the host ended without a word while" in output
     fetcher.assert_nothing_visible()
@@ -558,7 +555,7 @@ def test_a_password_in_the_index_is_not_shown(plays: Plays, tmp_path: Path) -> N
 def test_everything_is_taken_away_but_not_under_a_fetch(
     plays: Plays, fetcher: Fetcher, hub: RunningHub, tmp_path: Path
 ) -> None:
-    hub.break_(Fault("throttle", "/lfs/*.safetensors", times=-1, bytes_per_second=60_000))
+    hub.break_(Fault("throttle", "/lfs/*.safetensors", times=-1, bytes_per_second=20_000))
     variables = weights_role(fetcher, hub, tmp_path, model_weights_venv=str(tmp_path / "venv"))
     remove = [
         {
@@ -568,16 +565,13 @@ def test_everything_is_taken_away_but_not_under_a_fetch(
         }
     ]
     process = fetcher.start()
-    until = time.monotonic() + 20
-    while not list((fetcher.work / "partial").rglob("*.safetensors")):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: list((fetcher.work / "partial").rglob("*.safetensors")), "the fetch")
     refused = plays.run(remove)
     assert refused.status != 0
     assert f"{fetcher.model.name} is being fetched into {fetcher.directory}" in refused.said
     assert process.poll() is None
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     hub.mend()
     fetcher.fetch()
     (fetcher.directory / "lost+found").mkdir()

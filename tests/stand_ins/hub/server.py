@@ -73,15 +73,15 @@ class State:
                     return fault
         return None
 
-    def count(self, path: str, size: int) -> None:
+    def count(self, sent: dict[str, int], path: str, size: int) -> None:
         with self.lock:
-            self.sent[path] = self.sent.get(path, 0) + size
+            sent[path] = sent.get(path, 0) + size
 
     def reset(self) -> None:
         with self.lock:
             self.faults.clear()
             self.requests.clear()
-            self.sent.clear()
+            self.sent = {}  # an answer that is still being sent counts where it began
             self.tokens.clear()
             self.gated.clear()
             self.private.clear()
@@ -390,11 +390,12 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.kind in ("cut", "hang"):
             stop = fault.after_bytes
         key = urlsplit(self.path).path
+        counts = self.state.sent
         sent = 0
         for chunk in self._pieces(body, fault, stop):
+            self.state.count(counts, unquote(key), len(chunk))  # first: who has the last byte may ask for the sum
             self._write(chunk)
             sent += len(chunk)
-            self.state.count(unquote(key), len(chunk))
         if stop is not None and sent < len(body):
             if fault is not None and fault.kind == "hang":
                 self.wfile.flush()
@@ -404,13 +405,15 @@ class Handler(BaseHTTPRequestHandler):
     @staticmethod
     def _pieces(body: bytes, fault: Fault | None, stop: int | None) -> Iterator[bytes]:
         end = len(body) if stop is None else min(stop, len(body))
-        rate = fault.bytes_per_second if fault is not None and fault.kind == "throttle" else 0
-        step = max(1, min(CHUNK, rate // 20)) if rate else CHUNK
-        began = time.monotonic()
-        for at in range(0, end, step):
+        began, at = time.monotonic(), 0
+        # Read again for each piece: a test that has seen what it waited for lets the rest come at full speed.
+        while at < end:
+            rate = fault.bytes_per_second if fault is not None and fault.kind == "throttle" else 0
             if rate:
                 time.sleep(max(0.0, began + at / rate - time.monotonic()))
+            step = max(1, min(CHUNK, rate // 20)) if rate else CHUNK
             yield body[at : min(at + step, end)]
+            at += step
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
