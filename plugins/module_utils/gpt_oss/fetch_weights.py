@@ -146,6 +146,11 @@ class Layout:
         return self.work / "files"
 
     @property
+    def shared(self) -> Path:
+        """Files that are coming in from other hosts of the fleet, piece by piece."""
+        return self.work / "shared"
+
+    @property
     def received(self) -> Path:
         """Files that a controller has sent, named by their sha256, with the manifest beside them."""
         return self.staging / self.folder / (self.revision + ".received")
@@ -404,7 +409,7 @@ class Progress:
     def snapshot(self) -> dict[str, Any]:
         rate = self.rate()
         left = self.total - self.done
-        arrived = self.state in ("downloading", "copying") and self.total > 0 and left <= 0
+        arrived = self.state in ("downloading", "copying", "taking") and self.total > 0 and left <= 0
         return {
             "state": "verifying" if arrived else self.state,
             "message": self.message,
@@ -471,6 +476,13 @@ class Source:
 
     def read_encoding(self, encoding: Encoding) -> Iterator[bytes]:
         raise NotImplementedError
+
+    def held(self, wanted: WantedFile) -> int:
+        """Bytes of a file that take up room on this disk already, in a place of the source's own."""
+        return 0
+
+    def collect(self, files: Sequence[WantedFile], progress: Progress) -> None:
+        """Bring whole files, all at once, to where `read` would put them; most sources do that one by one."""
 
     def close(self) -> None:
         """Let go of what is held."""
@@ -1040,10 +1052,10 @@ def bytes_here(layout: Layout, wanted: WantedFile) -> int:
     return min(max(sizes), wanted.size)
 
 
-def require_space(request: Request, files: Sequence[WantedFile]) -> None:
+def require_space(request: Request, files: Sequence[WantedFile], source: Source | None = None) -> None:
     """Stop before the first byte when the disk cannot take what is still to come."""
     layout = request.layout
-    here = sum(bytes_here(layout, wanted) for wanted in files)
+    here = sum(max(bytes_here(layout, wanted), source.held(wanted) if source else 0) for wanted in files)
     needed = sum(wanted.size for wanted in files) - here + request.keep_free_bytes
     status = os.statvfs(str(layout.staging))
     free = status.f_bavail * status.f_frsize
@@ -1121,7 +1133,9 @@ def try_lock(handle: int, layout: Layout) -> bool:
     return True
 
 
-def fetch(request: Request, lock: int | None = None) -> dict[str, Any]:
+def fetch(
+    request: Request, lock: int | None = None, from_source: Callable[[Request], Source] | None = None
+) -> dict[str, Any]:
     """Bring and verify everything that is missing. Returns what changed."""
     layout = request.layout
     progress = Progress(request.progress_file, request.progress_interval)
@@ -1141,7 +1155,7 @@ def fetch(request: Request, lock: int | None = None) -> dict[str, Any]:
                 return {"changed": False, **before}
             progress.start()
             prepare(request)
-            source = open_source(request)
+            source = (from_source or open_source)(request)
             try:
                 job = Job(request, source, progress)
                 bring_weights = weights_problem(layout, request.ignore_patterns) is not None
@@ -1150,10 +1164,11 @@ def fetch(request: Request, lock: int | None = None) -> dict[str, Any]:
                     if not files:
                         raise FetchError(f"{source.name} lists no file for {layout.repository}", "source")
                     withdraw(layout, files)
-                    require_space(request, files)
+                    require_space(request, files, source)
                     progress.total = sum(wanted.size for wanted in files)
                     progress.files_total = len(files)
                     progress.state = "downloading" if request.source is None else "copying"
+                    source.collect(files, progress)
                     job.bring_all(files)
                 job.bring_encodings()
                 if bring_weights:
