@@ -59,7 +59,9 @@ def _files_of(
     )
     options = options_text(process)
     environment = _environment(process, settings["environment"])
-    made_of = [docker_run(process, layout), options, environment, settings["unit"]]
+    # The engine is told the model's name alone; which revision that is, refs/main says when it starts.
+    weights = [model["repository"], model["revision"]]
+    made_of = [docker_run(process, layout), options, environment, settings["unit"], weights]
     plan_hash = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     labelled = layout.model_copy(update={"extra_flags": (*layout.extra_flags, "--label", f"gpt-oss.plan={plan_hash}")})
     directory = f"{settings['configuration_directory']}/processes/{process.name}"

@@ -125,6 +125,14 @@ def test_an_option_changes_the_hash_and_the_watchdog_does_not() -> None:
     assert made(plan)[1] == made(plan, watchdog={"timeout_seconds": 5, "failures": 9})[1]
 
 
+def test_another_revision_of_the_model_changes_the_hash() -> None:
+    """The command names the model alone; without this a server would go on with the weights that it has."""
+    plan = plan_for()
+    changed = copy.deepcopy(plan)
+    changed["model"]["revision"] = "0" * 40
+    assert made(plan)[1] != made(changed)[1]
+
+
 def test_a_change_of_one_replica_leaves_the_hashes_of_the_others() -> None:
     plan = plan_for("max_throughput_replicated")
     changed = copy.deepcopy(plan)

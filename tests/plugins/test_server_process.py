@@ -205,6 +205,22 @@ def test_weights_that_are_not_there_are_named_with_the_remedy(weights: dict[str,
     assert process.weights_problem(weights).endswith("Run playbooks/weights.yml")
 
 
+def test_a_start_makes_the_planned_revision_the_one_that_the_name_leads_to(tmp_path: Path) -> None:
+    """Another revision that was brought ahead is not loaded by a restart of the server that runs."""
+    planned = {"snapshot": str(tmp_path / "models--openai--gpt-oss-120b" / "snapshots" / ("a" * 40))}
+    Path(planned["snapshot"]).mkdir(parents=True)
+    current = tmp_path / "models--openai--gpt-oss-120b" / "refs" / "main"
+    for before in (None, "b" * 40, "a" * 40):
+        if before is not None:
+            current.write_text(before)
+        assert process.revision_problem(planned) == ""
+        assert current.read_text() == "a" * 40
+    assert [path.name for path in current.parent.iterdir()] == ["main"]
+    current.unlink()
+    current.mkdir()
+    assert "refs/main must name aaa" in process.revision_problem(planned)
+
+
 def test_gpus_are_looked_up_where_cdi_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = "nvidia.com/gpu=0\nnvidia.com/gpu=10\nnvidia.com/gpu=all\n"
     monkeypatch.setattr(process, "output", lambda *command: (0, listed))

@@ -2,6 +2,7 @@
 """Bring one revision of a model to a directory of weights, verified, or leave that directory as it was.
 
     fetch_weights.py check   is the snapshot there and verified? Reads names, sizes and times only; asks nobody
+    fetch_weights.py verify  read every file of it again, several at once, and compare the checksums; changes nothing
     fetch_weights.py fetch   bring it from the Hub, or from --from DIRECTORY_OR_ARCHIVE, and verify it
     fetch_weights.py manifest / bundle   write what a host without a way to the Hub needs
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import fnmatch
@@ -50,6 +52,8 @@ from typing import Any
 
 FORMAT_VERSION = 1
 CHUNK = 1 << 20
+AHEAD = 32 * CHUNK  # what the drive is asked for ahead of the thread that hashes
+WINDOW = CHUNK // 8  # the kernel cuts longer requests to read ahead to the device's window, 128 KiB by default
 MANIFEST_NAME = "manifest.json"
 DEFAULT_ENDPOINT = "https://huggingface.co"
 # Kinds of failure that the same command, run again, meets again.
@@ -254,11 +258,16 @@ def digest_of(path: Path, wanted: WantedFile, stop: threading.Event | None = Non
     sha256 = hashlib.sha256()
     blob = hashlib.sha1(b"blob %d\0" % wanted.size)  # noqa: S324 - git's own checksum, published by the Hub
     buffer = memoryview(bytearray(4 * CHUNK))
+    position = asked = 0
     with path.open("rb", buffering=0) as handle:
         while True:
+            while asked < min(position + AHEAD, wanted.size):
+                os.posix_fadvise(handle.fileno(), asked, WINDOW, os.POSIX_FADV_WILLNEED)
+                asked += WINDOW
             count = handle.readinto(buffer)
             if not count:
                 break
+            position += count
             if stop is not None and stop.is_set():
                 raise StoppedError
             sha256.update(buffer[:count])
@@ -303,11 +312,23 @@ def weights_problem(layout: Layout, ignore_patterns: Sequence[str]) -> str | Non
             return name + " is not a plain file"
         if status.st_size != expected[name]["size"] or status.st_mtime_ns != expected[name]["mtime_ns"]:
             return name + " has changed since it was verified"
+    return None if current_revision(layout) else "refs/main names no revision that is here"
+
+
+def current_revision(layout: Layout) -> str:
+    """The verified revision that the model's name leads to; empty where it leads nowhere.
+
+    It may be another one than this layout's: a server that is running keeps what it was started with, and the start of
+    the next one makes its own the current one.
+    """
     try:
         current = layout.ref.read_text(encoding="utf-8")
     except OSError:
-        current = ""
-    return None if current == layout.revision else "refs/main names another revision"
+        return ""
+    if not re.match(r"[0-9a-f]{40}\Z", current):
+        return ""
+    there = dataclasses.replace(layout, revision=current)
+    return current if there.snapshot.is_dir() and there.marker.is_file() else ""
 
 
 def encodings_missing(layout: Layout, encodings: Iterable[Encoding]) -> list[Encoding]:
@@ -340,6 +361,40 @@ def check(request: Request) -> dict[str, Any]:
         "marker": str(request.layout.marker),
         "bytes": sum(int(entry["size"]) for entry in marker.get("files", [])),
         "files": len(marker.get("files", [])),
+    }
+
+
+def verify(request: Request) -> dict[str, Any]:
+    """Read a verified snapshot again, several files at once: what differs, and bytes a second. Changes nothing."""
+    layout = request.layout
+    marker = read_marker(layout)
+    if marker is None:
+        raise FetchError(f"{layout.marker} is not there: nothing was verified here. Run fetch", "failed")
+    began = time.monotonic()
+
+    def problem(entry: dict[str, Any]) -> str | None:
+        path = layout.snapshot / safe_path(entry["path"])
+        wanted = WantedFile(entry["path"], int(entry["size"]), sha256=entry["sha256"])
+        try:
+            size, got = path.stat().st_size, digest_of(path, wanted)[0]
+        except OSError as error:
+            return f"{wanted.path}: {error.strerror}"
+        if size != wanted.size:
+            return f"{wanted.path}: has {size} bytes, {wanted.size} were verified"
+        return None if got == wanted.sha256 else f"{wanted.path}: its sha256 should be {wanted.sha256} and is {got}"
+
+    with ThreadPoolExecutor(max_workers=max(1, request.workers)) as pool:
+        entries = sorted(marker["files"], key=lambda entry: int(entry["size"]), reverse=True)
+        problems = [found for found in pool.map(problem, entries) if found is not None]
+    seconds = time.monotonic() - began
+    size = sum(int(entry["size"]) for entry in marker["files"])
+    return {
+        "verified": not problems,
+        "problems": problems,
+        "bytes": size,
+        "files": len(marker["files"]),
+        "seconds": round(seconds, 3),
+        "bytes_per_second": int(size / seconds) if seconds else None,
     }
 
 
@@ -988,7 +1043,7 @@ class Job:
         return content
 
     def publish(self, files: Sequence[WantedFile]) -> None:
-        """Write the marker, then make the snapshot visible under its name, then make it the current one."""
+        """Write the marker, then make the snapshot visible under its name; it is the current one where none was."""
         layout = self.request.layout
         keep = {wanted.path for wanted in files}
         for directory, _, names in os.walk(str(layout.complete)):
@@ -1022,7 +1077,8 @@ class Job:
         layout.snapshot.parent.mkdir(parents=True, exist_ok=True)
         layout.complete.rename(layout.snapshot)
         sync_directory(layout.snapshot.parent)
-        write_atomically(layout.ref, layout.revision)
+        if not current_revision(layout):
+            write_atomically(layout.ref, layout.revision)
         shutil.rmtree(str(layout.work))
 
 
@@ -1042,7 +1098,7 @@ def withdraw(layout: Layout, files: Sequence[WantedFile]) -> None:
 
 def bytes_here(layout: Layout, wanted: WantedFile) -> int:
     """How much of a file is on the disk already, verified or not."""
-    places = [layout.complete / wanted.path, layout.partial / wanted.path]
+    places = [layout.complete / wanted.path, layout.partial / wanted.path, layout.snapshot / wanted.path]
     if wanted.sha256:
         places.append(layout.received / wanted.sha256)
     sizes = [0]
@@ -1163,8 +1219,8 @@ def fetch(
                     files = [f for f in source.files() if not ignored(f.path, request.ignore_patterns)]
                     if not files:
                         raise FetchError(f"{source.name} lists no file for {layout.repository}", "source")
-                    withdraw(layout, files)
                     require_space(request, files, source)
+                    withdraw(layout, files)
                     progress.total = sum(wanted.size for wanted in files)
                     progress.files_total = len(files)
                     progress.state = "downloading" if request.source is None else "copying"
@@ -1304,7 +1360,7 @@ def make_request(values: dict[str, Any]) -> Request:
 def parse(argv: Sequence[str], environment: dict[str, str]) -> argparse.Namespace:
     """The command line, with the environment behind it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
-    parser.add_argument("command", choices=("check", "fetch", "manifest", "bundle"))
+    parser.add_argument("command", choices=("check", "verify", "fetch", "manifest", "bundle"))
 
     def option(name: str, text: str, default: str | None = None, **more: Any) -> None:
         variable = name.upper().replace("-", "_")
@@ -1319,7 +1375,7 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> argparse.Namespac
     option("encodings", "JSON list of {file, url, sha256}", "[]")
     option("from", "a directory or tar archive to take the files from, instead of a hub")
     option("manifest", "the manifest of that directory or archive, when it holds none")
-    option("workers", "files brought at once", "8", type=int)
+    option("workers", "files brought or verified at once", "8", type=int)
     option("keep-free-bytes", "room to leave on the disk", "0", type=int)
     option("attempts", "times to ask again without a new byte before giving up", "6", type=int)
     option("timeout", "seconds without a byte after which a connection counts as broken", "30", type=float)
@@ -1351,8 +1407,8 @@ def run(options: argparse.Namespace, token: str) -> tuple[int, dict[str, Any]]:
     except ValueError as error:
         raise FetchError(f"encodings: not JSON: {error}", "input") from None
     request = make_request(values)
-    if options.command == "check":
-        status = check(request)
+    if options.command in ("check", "verify"):
+        status = check(request) if options.command == "check" else verify(request)
         return (0 if status["verified"] else FAILED), status
     if options.command == "fetch":
         return 0, fetch(request, options.lock_descriptor)

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """What systemd asks about an engine process.
 
-    process.py check NAME   before a start: are weights and GPUs there? A container that was left behind is removed
+    process.py check NAME   before a start: are weights and GPUs there? Their revision becomes the current one, and a
+                            container that was left behind is removed
     process.py watch NAME   at intervals: does the server still answer? Restarts it after several failures in a row
 
 Standard library only, Python 3.8 and later.
@@ -49,6 +50,22 @@ def weights_problem(process: dict[str, Any]) -> str:
     return ""
 
 
+def revision_problem(process: dict[str, Any]) -> str:
+    """Lets the model's name lead to the revision that this process was planned with; others may lie beside it."""
+    snapshot = Path(process["snapshot"])
+    current = snapshot.parent.parent / "refs" / "main"
+    staged = current.with_name(f".main.{os.getpid()}")
+    try:
+        if current.is_file() and current.read_text(encoding="utf-8") == snapshot.name:
+            return ""
+        current.parent.mkdir(exist_ok=True)
+        staged.write_text(snapshot.name, encoding="utf-8")
+        staged.replace(current)
+    except OSError as error:
+        return f"{current} must name {snapshot.name}, and cannot be written: {error.strerror}. Make it writable for root"
+    return ""
+
+
 def gpus_problem(process: dict[str, Any]) -> str:
     if process["gpu_access"] != "cdi":
         return ""
@@ -63,7 +80,7 @@ def gpus_problem(process: dict[str, Any]) -> str:
 
 
 def check(process: dict[str, Any]) -> int:
-    for problem in (weights_problem(process), gpus_problem(process)):
+    for problem in (weights_problem(process), revision_problem(process), gpus_problem(process)):
         if problem:
             print(problem, file=sys.stderr)
             return 1
