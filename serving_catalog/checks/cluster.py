@@ -197,18 +197,18 @@ def pull_secrets_of(pod_spec: Thing) -> list[str]:
     return [str(entry["name"]) for entry in pod_spec.get("imagePullSecrets") or ()]
 
 
-def _containers(pod_spec: Thing) -> list[Thing]:
+def containers_of(pod_spec: Thing) -> list[Thing]:
     return [*(pod_spec.get("initContainers") or ()), *(pod_spec.get("containers") or ())]
 
 
 def _environment_sources(pod_spec: Thing) -> list[Thing]:
-    return [source for container in _containers(pod_spec) for source in container.get("envFrom") or ()]
+    return [source for container in containers_of(pod_spec) for source in container.get("envFrom") or ()]
 
 
 def _values_from(pod_spec: Thing) -> list[Thing]:
     return [
         variable["valueFrom"]
-        for container in _containers(pod_spec)
+        for container in containers_of(pod_spec)
         for variable in container.get("env") or ()
         if variable.get("valueFrom")
     ]

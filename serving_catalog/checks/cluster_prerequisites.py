@@ -32,6 +32,7 @@ from serving_catalog.checks.cluster import (
 )
 from serving_catalog.checks.judging import at, check, finding, listed, numbers, passed, unknown
 from serving_catalog.checks.models import Check, accept
+from serving_catalog.checks.pod_security import ENFORCE_LABEL, LEVELS, enforced_level, violations
 from serving_catalog.entries import Part
 from serving_catalog.graphs.plans import GraphPlan, TokenKey
 
@@ -148,6 +149,7 @@ def prerequisites(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings
         access,
         kubernetes_version(snapshot, settings),
         namespace_there(snapshot, plan, settings),
+        pod_security(snapshot, plan, settings),
         permissions(snapshot, settings),
         platform_crds(snapshot, settings),
         platform_owner(snapshot, settings),
@@ -291,6 +293,43 @@ def namespace_there(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettin
             "Set create_namespace to false to use it: creating never takes over what somebody else made.",
         )
     return passed("namespace.there", title, "exists", expected)
+
+
+def pod_security(snapshot: Snapshot, plan: GraphPlan, settings: ClusterSettings) -> Check:
+    """Pods that the namespace's level refuses are never made, and the graph waits for them without a word."""
+    id_, title = "namespace.pod_security", "The namespace admits the pods"
+    planned = plan.namespace_object.metadata.labels if settings.create_namespace else {}
+    if not snapshot.was_read("Namespace") and ENFORCE_LABEL not in planned:
+        return unknown(id_, title, snapshot.why_unread("Namespace"), "a level that admits them")
+    level = enforced_level({**labels_of(snapshot.one("Namespace", plan.namespace) or {}), **planned})
+    pods = planned_pods(plan)
+    refused = {name: ", ".join(faults) for name, spec in pods if (faults := violations(spec, level))}
+    admitting = [each for each in LEVELS if not any(violations(spec, each) for _, spec in pods)]
+    if not refused:
+        return passed(id_, title, f"{ENFORCE_LABEL}: {level}", " or ".join(admitting))
+    lower = (
+        f"Take {ENFORCE_LABEL} out of labels"
+        if ENFORCE_LABEL in planned
+        else "Choose another namespace, or have its owner lower the level: "
+        f"kubectl label --overwrite namespace {plan.namespace} {ENFORCE_LABEL}={admitting[-1]}"
+    )
+    return finding(
+        id_,
+        title,
+        f"namespace: {plan.namespace!r} enforces the Pod Security Standard {level!r}, which refuses the pods of "
+        + grouped(refused),
+        f"a namespace at the level {' or '.join(admitting)}",
+        f"{lower}: the engine needs what the level forbids. docs/runbooks/kubernetes-not-ready.md.",
+    )
+
+
+def planned_pods(plan: GraphPlan) -> list[tuple[str, Thing]]:
+    """(component or Job, pod spec) of everything that is planned."""
+    return [
+        (component or name_of(manifest), template.get("spec") or {})
+        for manifest in (planned.manifest() for planned in plan.objects())
+        for component, template in pod_templates(manifest)
+    ]
 
 
 def foreign(thing: Thing, settings: ClusterSettings) -> bool:

@@ -101,6 +101,15 @@ def served(dynamo_cluster: Cluster, dynamo_operator: Operator) -> Iterator[Graph
 # --- prerequisites -----------------------------------------------------------------------------------------------
 
 
+def test_a_namespace_whose_pod_security_refuses_the_pods_is_said(
+    dynamo_cluster: Cluster, restricted_namespace: str
+) -> None:
+    make_secret(dynamo_cluster, restricted_namespace)
+    [line] = problems(dynamo_cluster, restricted_namespace)
+    assert f"namespace: '{restricted_namespace}' enforces the Pod Security Standard 'restricted'" in line
+    assert "allowed: a namespace at the level privileged or baseline" in line
+
+
 def test_a_cluster_that_has_everything_has_no_problem(dynamo_cluster: Cluster, furnished: str) -> None:
     assert problems(dynamo_cluster, furnished) == []
 

@@ -19,6 +19,7 @@ from serving_catalog.checks.cluster_prerequisites import (
     prerequisites,
     problems_of,
 )
+from serving_catalog.checks.pod_security import ENFORCE_LABEL
 from serving_catalog.graphs import GraphPlan, GraphRequest, plan_graph
 from serving_catalog.graphs.requests import (
     BenchmarkRequest,
@@ -56,6 +57,13 @@ def plan_of(target: str = "gb200-agg", **changes: Any) -> GraphPlan:
 
 def owned(name: str, stack: str = STACK, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "annotations": {ANNOTATION: stack}}, **more}
+
+
+def enforcing(level: str, name: str = "gpt-oss") -> dict[str, Any]:
+    """A namespace, with a level of the Pod Security Standards."""
+    made = owned(name)
+    made["metadata"]["labels"] = {ENFORCE_LABEL: level}
+    return made
 
 
 def trays(count: int = 2) -> list[dict[str, Any]]:
@@ -132,6 +140,12 @@ def test_a_cluster_that_cannot_be_reached_is_the_only_finding(problem: str, mess
         assert words in lines[0]
 
 
+@pytest.mark.parametrize("level", ["privileged", "baseline"])
+def test_a_namespace_that_admits_the_pods_is_no_finding(level: str) -> None:
+    there = cluster(Namespace=[enforcing(level)])
+    assert not findings(there, plan_of(), SETTINGS.model_copy(update={"create_namespace": False}))
+
+
 # --- one wrong thing at a time -----------------------------------------------------------------------------------
 
 
@@ -176,6 +190,33 @@ def _installed(**changes: Any) -> dict[str, Any]:
             {},
             "namespace.there",
             ["is being deleted", "docs/runbooks/kubernetes-destroy.md"],
+        ),
+        (
+            cluster(Namespace=[enforcing("restricted")]),
+            {},
+            {"create_namespace": False},
+            "namespace.pod_security",
+            [
+                "namespace: 'gpt-oss' enforces the Pod Security Standard 'restricted'",
+                "Frontend: main: runAsNonRoot is not true; TrtllmWorker: wait-for-model",
+                "at the level privileged or baseline",
+                "kubectl label --overwrite namespace gpt-oss pod-security.kubernetes.io/enforce=baseline",
+                "docs/runbooks/kubernetes-not-ready.md",
+            ],
+        ),
+        (
+            cluster(Namespace=[enforcing("baseline")]),
+            {"resources": {"worker": {"rdma/ib": "1"}}},
+            {"create_namespace": False},
+            "namespace.pod_security",
+            ["TrtllmWorker: main: adds the capability IPC_LOCK", "the level privileged.", "enforce=privileged"],
+        ),
+        (
+            cluster(),
+            {"labels": {ENFORCE_LABEL: "restricted"}},
+            {},
+            "namespace.pod_security",
+            ["'gpt-oss' enforces", "Take pod-security.kubernetes.io/enforce out of labels"],
         ),
         (
             cluster(),

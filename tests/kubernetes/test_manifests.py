@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from serving_catalog import load_catalog
+from serving_catalog.checks.cluster_prerequisites import planned_pods
+from serving_catalog.checks.pod_security import ENFORCE_LABEL, LEVELS, Level, violations
 from serving_catalog.graphs import GraphPlan, graph_request_from, plan_graph
 
 from .api import Object, Refused
@@ -133,6 +135,33 @@ def test_a_privileged_job_would_be_refused(dynamo_cluster: Cluster, restricted_n
     single = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": restricted_namespace}}
     with pytest.raises(Refused, match='violates PodSecurity "restricted'):
         dynamo_cluster.api.create(single | {"spec": pod})
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_pod_security_is_judged_as_the_server_does(dynamo_cluster: Cluster, target: str, level: Level) -> None:
+    """Pod by pod, also where workers ask for a device and may pin memory for it."""
+    pinning = {"resources": {"decode" if "disagg" in target else "worker": {"rdma/ib": "1"}}}
+    with dynamo_cluster.namespace(labels={ENFORCE_LABEL: level}) as namespace:
+        for settings in ({}, pinning):
+            for name, spec in planned_pods(plan(target, namespace, **settings)):
+                said, foreseen = refusal(dynamo_cluster, namespace, spec), " ".join(violations(spec, level))
+                if not foreseen:
+                    assert said == "", name
+                    continue
+                assert f'violates PodSecurity "{level}' in said, name
+                words = ("runAsNonRoot", "allowPrivilegeEscalation", "capabilit", "seccompProfile")
+                assert [word in foreseen for word in words] == [word in said for word in words], f"{name}: {said}"
+
+
+def refusal(cluster: Cluster, namespace: str, spec: Any) -> str:
+    """What the API server says to a pod; nothing when it would take it."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": namespace}, "spec": spec}
+    try:
+        cluster.api.create(pod, dry_run=True)
+    except Refused as refused:
+        return refused.message
+    return ""
 
 
 @pytest.mark.parametrize("target", ["gb200-disagg", "h200-agg"])
