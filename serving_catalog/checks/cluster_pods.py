@@ -372,19 +372,25 @@ def log_of(snapshot: Snapshot, pod: Thing, container: str | None = None) -> tupl
 
 
 def last_words(snapshot: Snapshot, pods: Sequence[Thing]) -> tuple[str, ...]:
-    """What the newest pod said last: its log, or what the kubelet kept of it."""
+    """What the newest pod said last: what the kubelet kept of its end, or else its log."""
     for entry in reversed(pods):
-        lines = log_of(snapshot, entry)
+        lines = _kept_words(entry) or log_of(snapshot, entry)
         if lines:
             return lines
-        for container in (
-            *(at(entry, "status.containerStatuses") or ()),
-            *(at(entry, "status.initContainerStatuses") or ()),
-        ):
-            ended = at(container, "state.terminated") or at(container, "lastState.terminated") or {}
-            if ended.get("message"):
-                return tuple(str(ended["message"]).splitlines())
     return ()
+
+
+def _kept_words(pod: Thing) -> tuple[str, ...]:
+    """The termination message of a pod's container, of one that failed where there is one."""
+    ends = [
+        at(container, "state.terminated") or at(container, "lastState.terminated") or {}
+        for container in (
+            *(at(pod, "status.initContainerStatuses") or ()),
+            *(at(pod, "status.containerStatuses") or ()),
+        )
+    ]
+    ends.sort(key=lambda end: not end.get("exitCode"))
+    return next((tuple(str(end["message"]).splitlines()) for end in ends if end.get("message")), ())
 
 
 def quoted(lines: Sequence[str], settings: NamespaceSettings) -> str:

@@ -647,6 +647,33 @@ def test_jobs(job: Thing, pods: list[Thing], ok: bool | None, said: str, runbook
     assert runbook is None or RUNBOOKS[runbook] in found.remedy
 
 
+def test_a_failed_job_is_judged_by_what_the_kubelet_kept_of_its_end_before_its_log() -> None:
+    """The message belongs to the end itself; a log may have been read short, or be of a container that did not fail."""
+    name = "gpt-oss-agg-download"
+    pod = _job_pod(name, "fetch_weights: the hub refused the token in HF_TOKEN (status 401): wrong")
+    snapshot = with_objects(recorded("agg-ready"), Job=[_job(name, **FAILED)], Pod=[pod])
+    snapshot = snapshot.model_copy(update={"logs": {f"{name}-x/job": ("40 % of 65 GB",)}})
+    seen = checks_of(snapshot)[f"job.{name}"].seen
+    assert "the token was refused (401)" in seen
+    assert "40 %" not in seen
+
+
+def test_a_failed_init_container_of_a_job_is_heard() -> None:
+    name = "gpt-oss-agg-benchmark-1"
+    failed = {"name": "install", "state": {"terminated": {"exitCode": 1, "message": "no package index answers"}}}
+    quiet = {"name": "job", "state": {"waiting": {"reason": "PodInitializing"}}}
+    pod = _job_pod(name, initContainerStatuses=[failed], containerStatuses=[quiet])
+    snapshot = with_objects(recorded("agg-ready"), Job=[_job(name, **FAILED)], Pod=[pod])
+    assert "no package index answers" in checks_of(snapshot)[f"job.{name}"].seen
+
+
+def test_a_job_that_left_no_message_is_judged_by_its_log() -> None:
+    name = "gpt-oss-agg-benchmark-1"
+    snapshot = with_objects(recorded("agg-ready"), Job=[_job(name, **FAILED)], Pod=[_job_pod(name)])
+    snapshot = snapshot.model_copy(update={"logs": {f"{name}-x/job": ("12 of 640 requests failed",)}})
+    assert "12 of 640 requests failed" in checks_of(snapshot)[f"job.{name}"].seen
+
+
 def test_jobs_of_another_graph_and_of_others_are_left_alone() -> None:
     jobs = [_job("gpt-oss-disagg-download", **FAILED), _job("nightly-backup", **FAILED)]
     assert not findings_of(with_objects(recorded("agg-ready"), Job=jobs), name="gpt-oss-agg")
