@@ -415,6 +415,7 @@ class Progress:
         self.transferred = 0
         self.files_total = 0
         self.files_done = 0
+        self.fleet: dict[str, float] = {}  # what other hosts have of the whole, where they are asked
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -474,6 +475,7 @@ class Progress:
             "bytes_transferred": self.transferred,
             "files_done": self.files_done,
             "files_total": self.files_total,
+            "fleet": self.fleet,
             "rate": int(rate),
             "seconds_left": int(left / rate) if rate > 0 and left > 0 else None,
             "pid": os.getpid(),
