@@ -24,6 +24,7 @@ from serving_catalog.checks.cluster import Snapshot, name_of
 from serving_catalog.checks.cluster_diagnosis import diagnose_namespace
 from serving_catalog.checks.cluster_pods import NamespaceSettings
 
+LOAD_WITHIN_SECONDS = NamespaceSettings().load_within_seconds
 SHOWN = 8  # findings that the program prints when a wait runs out; all of them are in the verdict
 
 
@@ -45,13 +46,20 @@ def _request(seen: Snapshot, settings: NamespaceSettings) -> dict[str, JsonValue
     }
 
 
-def explain(kubeconfig: Path | str, context: str, namespace: str, name: str | None = None) -> str:
+def explain(
+    kubeconfig: Path | str,
+    context: str,
+    namespace: str,
+    name: str | None = None,
+    load_within_seconds: int = LOAD_WITHIN_SECONDS,
+) -> str:
     """The findings, short, for whoever waited in vain. Never raises: it runs where something has failed already."""
     try:
-        verdict = verdict_of(kubeconfig, context, namespace, NamespaceSettings(name=name))
+        settings = NamespaceSettings(name=name, load_within_seconds=load_within_seconds)
+        verdict = verdict_of(kubeconfig, context, namespace, settings)
     except Exception as error:
         return f"{namespace} could not be diagnosed: {type(error).__name__}: {error}"
-    return short(verdict, _command(kubeconfig, context, namespace, name))
+    return short(verdict, _command(kubeconfig, context, namespace, settings))
 
 
 def short(verdict: Verdict, command: str = "") -> str:
@@ -84,9 +92,12 @@ def _told(subject: str, found: Check) -> list[str]:
     return [*wrapped(f"{subject}: {found.seen}", "* "), *wrapped(found.remedy, "  > ")]
 
 
-def _command(kubeconfig: Path | str, context: str, namespace: str, name: str | None) -> str:
-    named = f" --name {name}" if name else ""
-    return f"python diagnose.py --kubeconfig {kubeconfig} --context {context} --namespace {namespace}{named}"
+def _command(kubeconfig: Path | str, context: str, namespace: str, settings: NamespaceSettings) -> str:
+    words = ["python diagnose.py", f"--kubeconfig {kubeconfig} --context {context} --namespace {namespace}"]
+    words += [f"--name {settings.name}"] if settings.name else []
+    limit = settings.load_within_seconds
+    words += [f"--load-within {limit}"] if limit != LOAD_WITHIN_SECONDS else []
+    return " ".join(words)
 
 
 def write(path: Path, text: str) -> None:
@@ -108,7 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", required=True, help="context in it; the current one is not used")
     parser.add_argument("--namespace", required=True, help="namespace of the deployment")
     parser.add_argument("--name", help="the deployment alone, where a namespace has several")
-    parser.add_argument("--load-within", type=int, default=1800, metavar="SECONDS", help="longest load still normal")
+    parser.add_argument(
+        "--load-within", type=int, default=LOAD_WITHIN_SECONDS, metavar="SECONDS", help="longest load still normal"
+    )
     parser.add_argument("--allow", action="append", default=[], metavar="ID", help="a finding, or pattern, to accept")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the verdict there, as JSON")

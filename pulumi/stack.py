@@ -29,7 +29,9 @@ def stack_identity() -> str:
 
 def diagnosis(settings: Settings, plan: GraphPlan) -> str:
     """What stands in the deployment's way, as diagnose.py says it."""
-    return diagnose.explain(settings.kubeconfig_path, settings.context, plan.namespace, plan.name)
+    return diagnose.explain(
+        settings.kubeconfig_path, settings.context, plan.namespace, plan.name, plan.load_within_seconds
+    )
 
 
 def outputs(plan: GraphPlan) -> dict[str, str | list[str]]:

@@ -166,6 +166,7 @@ def plan_graph(request: GraphRequest, catalog: Catalog) -> GraphPlan:
         ),
         watch_command=(f"kubectl get pods --namespace {request.namespace} -l {dynamo.operator.graph_label}={name} -w"),
         artifacts=benchmark.artifacts if benchmark is not None else None,
+        load_within_seconds=parts.load_seconds,
         ready_within_seconds=parts.load_seconds + dynamo.times.start_seconds,
         download_within_seconds=parts.download_seconds,
         smoke_within_seconds=context.smoke_within_seconds,

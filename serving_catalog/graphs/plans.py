@@ -150,7 +150,8 @@ class GraphPlan(Part):
     curl_command: str
     watch_command: str
     artifacts: str | None
-    ready_within_seconds: int
+    load_within_seconds: int  # from the start of a worker's container until it serves
+    ready_within_seconds: int  # that, and the pulls of images before it
     download_within_seconds: int
     smoke_within_seconds: int
     benchmark_within_seconds: int | None

@@ -436,6 +436,13 @@ def test_a_load_within_its_time_is_no_finding_of_the_pod_and_the_graph_says_wait
     assert "Wait" in checks["graph.gpt-oss-agg"].remedy
 
 
+def test_a_load_is_as_slow_as_its_own_time_out_says() -> None:
+    snapshot = _worker(recorded("agg-ready"), state={"running": {"startedAt": "2026-11-21T06:00:00Z"}})
+    slow, patient = (checks_of(snapshot, load_within_seconds=limit)[f"pod.{WORKER}"] for limit in (1800, 5400))
+    assert (slow.ok, patient.ok) == (False, None)
+    assert "loading for 80 min of at most 90 min" in patient.seen
+
+
 def test_a_pod_without_room_shows_the_nodes_and_who_holds_their_gpus() -> None:
     snapshot = with_objects(
         recorded("all-with-toobig"),

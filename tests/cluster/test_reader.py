@@ -148,9 +148,9 @@ def test_a_credential_plugin_that_hangs_is_given_up(tmp_path: Path, monkeypatch:
 
 def test_the_program_explains_a_cluster_that_is_gone(tmp_path: Path, closed_port: int) -> None:
     path = kubeconfig(tmp_path / "config", f"https://127.0.0.1:{closed_port}")
-    text = diagnose.explain(path, "gb200", "gpt-oss", "gpt-oss-agg")
+    text = diagnose.explain(path, "gb200", "gpt-oss", "gpt-oss-agg", 5400)
     assert "* cluster.access: --context: 'gb200'" in text
-    assert f"--kubeconfig {path} --context gb200 --namespace gpt-oss --name gpt-oss-agg" in text
+    assert f"--kubeconfig {path} --context gb200 --namespace gpt-oss --name gpt-oss-agg --load-within 5400" in text
 
 
 def test_the_short_form_says_each_cause_once_and_consequences_last() -> None:

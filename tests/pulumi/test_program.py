@@ -461,6 +461,12 @@ def test_a_wait_that_runs_out_says_why(label: str) -> None:
     assert "gpt-oss-agg: 4 GPUs are missing" in recording.log
 
 
+def test_a_slow_load_is_judged_by_the_stacks_own_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnose, "explain", lambda *arguments: f"asked with {arguments[2:]}")
+    recording = run(load_timeout_seconds=5400, fault=fails("DynamoGraphDeployment/graph"))
+    assert "asked with ('gpt-oss', 'gpt-oss-agg', 5400)" in recording.log
+
+
 def test_a_diagnosis_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def explain(*arguments: object) -> str:
         raise ConnectionError("the API server went away")
