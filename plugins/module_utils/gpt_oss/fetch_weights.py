@@ -3,7 +3,7 @@
 
     fetch_weights.py check   is the snapshot there and verified? Reads names, sizes and times only; asks nobody
     fetch_weights.py verify  read every file of it again, several at once, and compare the checksums; changes nothing
-    fetch_weights.py fetch   bring it from the Hub, or from --from DIRECTORY_OR_ARCHIVE, and verify it
+    fetch_weights.py fetch   bring it from the Hub, or from --from DIRECTORY_ARCHIVE_OR_ADDRESS, and verify it
     fetch_weights.py manifest / bundle   write what a host without a way to the Hub needs
 
 How it works. Files are downloaded below the staging directory and resume where they were cut. A complete file is read
@@ -28,6 +28,7 @@ import errno
 import fcntl
 import fnmatch
 import hashlib
+import http.client
 import importlib
 import io
 import json
@@ -35,6 +36,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import stat
 import sys
 import tarfile
@@ -42,6 +44,7 @@ import threading
 import time
 import traceback
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,6 +58,7 @@ CHUNK = 1 << 20
 AHEAD = 32 * CHUNK  # what the drive is asked for ahead of the thread that hashes
 WINDOW = CHUNK // 8  # the kernel cuts longer requests to read ahead to the device's window, 128 KiB by default
 MANIFEST_NAME = "manifest.json"
+MANIFEST_LIMIT = 64 * CHUNK  # what is larger is none
 DEFAULT_ENDPOINT = "https://huggingface.co"
 # Kinds of failure that the same command, run again, meets again.
 PERMANENT = ("gated", "token", "revision", "repository", "input", "layout", "manifest", "locks")
@@ -173,7 +177,8 @@ class Request:
     encodings: tuple[Encoding, ...]
     endpoint: str = DEFAULT_ENDPOINT
     token: str | None = None
-    source: Path | None = None
+    source: Path | None = None  # a directory or archive; without it and without an address, the hub
+    address: str = ""  # of a directory on a plain web server
     manifest: Path | None = None
     workers: int = 8
     keep_free_bytes: int = 0
@@ -563,7 +568,7 @@ class HubSource(Source):
         except ImportError as error:
             raise FetchError(
                 f"huggingface_hub is not installed for {sys.executable} ({error}); install it, or fetch --from a"
-                " directory or archive"
+                " directory or archive, or the address of one on a web server"
             ) from None
         try:
             transport = importlib.import_module("httpx2")  # huggingface_hub 2
@@ -830,6 +835,176 @@ class ArchiveSource(ManifestSource):
         self.archive.close()
 
 
+class HttpSource(ManifestSource):
+    """A directory that a plain web server hands out: nginx, an object store, `python3 -m http.server`.
+
+    Standard library only. Every file is asked for by its headers first, so that one that is missing or of another size
+    is known before the first byte of any. No token is sent.
+    """
+
+    def __init__(self, request: Request, address: str) -> None:
+        self.name = address
+        self.request = request
+        self.found: dict[str, str] = {}
+        origin = str(request.manifest or f"{address}/{MANIFEST_NAME}")
+        manifest = load_manifest(request.manifest) if request.manifest is not None else self._manifest(origin)
+        super().__init__(request, manifest, origin)
+
+    def _manifest(self, origin: str) -> dict[str, Any]:
+        remedy = "The address is that of the directory that holds it; fetch_weights.py manifest writes one"
+
+        def read() -> bytes:
+            with self._open(origin) as response:
+                kind = response.headers.get_content_type()
+                content = bytes(response.read(MANIFEST_LIMIT))
+            if kind == "text/html" or content.lstrip()[:1] == b"<":
+                raise FetchError(
+                    f"{origin} is an HTML page (a listing or a sign-in?), not a manifest. {remedy}", "source"
+                )
+            return content
+
+        try:
+            return parse_manifest(self._ask(read, origin), origin)
+        except FileNotFoundError:
+            raise FetchError(f"{origin} does not exist (status 404). {remedy}", "source") from None
+
+    def files(self) -> list[WantedFile]:
+        files = [f for f in super().files() if not ignored(f.path, self.request.ignore_patterns)]
+        with ThreadPoolExecutor(max_workers=max(1, self.request.workers)) as pool:
+            problems = [problem for problem in pool.map(self._look, files) if problem]
+        if problems:
+            more = f"; and {len(problems) - 3} more files" if len(problems) > 3 else ""
+            raise FetchError("; ".join(problems[:3]) + more + f". Copy what {self.origin} lists there again", "source")
+        return files
+
+    def _look(self, wanted: WantedFile) -> str:
+        """Find where a file lies; what is wrong with it there."""
+        for candidate in self.candidates(wanted.path):
+            address = self._address(candidate)
+            try:
+                length = self._ask(lambda address=address: self._length(address), wanted.path)  # type: ignore[misc]
+            except FileNotFoundError:
+                continue
+            self.found[wanted.path] = address
+            return "" if length in (None, wanted.size) else self._other_size(wanted, length)
+        return f"{self.name} has no file {wanted.path}, which the manifest lists (status 404)"
+
+    def _length(self, address: str) -> int | None:
+        """Bytes of a file as its headers say; nothing where the server gives no headers alone, or no length."""
+        try:
+            with self._open(address, method="HEAD") as response:
+                length = response.headers.get("Content-Length")
+                return int(length) if length is not None else None
+        except NotImplementedError:
+            return None
+
+    def _other_size(self, wanted: WantedFile, size: int) -> str:
+        return (
+            f"{self.name}: {wanted.path} has {size} bytes, {wanted.size} were expected; is it cut short, or is there a"
+            " sign-in page in between?"
+        )
+
+    def _address(self, path: str) -> str:
+        return self.name + "/" + urllib.parse.quote(path)
+
+    def _ask(self, call: Callable[[], Any], what: str) -> Any:
+        """Ask for something small, again after a moment when the server is busy or the line drops."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return call()
+            except BrokenOffError as error:
+                if attempt >= self.request.attempts:
+                    raise FetchError(
+                        f"{self.name} cannot be reached for {what}: {error}. Check the address, the network and the"
+                        " proxy",
+                        "unreachable",
+                    ) from None
+                time.sleep(pause(attempt, error.retry_after))
+
+    @contextlib.contextmanager
+    def _open(self, address: str, offset: int = 0, method: str = "GET") -> Iterator[Any]:
+        """An answer with success. FileNotFoundError for 404, NotImplementedError for a method that is not known."""
+        headers = {"User-Agent": "gpt-oss-on-nvidia", "Accept-Encoding": "identity"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        request = urllib.request.Request(address, headers=headers, method=method)  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=self.request.timeout) as response:  # noqa: S310
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise FetchError(f"{address} comes compressed, though it was asked for as it is", "source")
+                yield response
+        except urllib.error.HTTPError as error:
+            raise self._refusal(error, address) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._broken_off(error, address) from None
+
+    @staticmethod
+    def _broken_off(error: Exception, address: str) -> Exception:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return FetchError(
+                f"{address}: the certificate cannot be verified ({reason.verify_message}). Add its authority to those"
+                " that the host trusts (update-ca-certificates), or correct the name in the address",
+                "source",
+            )
+        return BrokenOffError(str(reason) or type(reason).__name__)
+
+    @staticmethod
+    def _refusal(error: urllib.error.HTTPError, address: str) -> Exception:
+        """What an HTTP error means; its page is not repeated."""
+        if error.code in (404, 410):
+            return FileNotFoundError(address)
+        if error.code in (405, 501):
+            return NotImplementedError(address)
+        if error.code in (408, 429) or error.code >= 500:
+            after = error.headers.get("Retry-After", "")
+            return BrokenOffError(f"status {error.code}", float(after) if after.isdigit() else None)
+        if error.code in (401, 403):
+            return FetchError(
+                f"{address} is refused (status {error.code}): files are read without a token or password; let the hosts"
+                " read this directory",
+                "source",
+            )
+        return FetchError(f"{address} answered status {error.code}", "source")
+
+    def read(self, wanted: WantedFile, offset: int) -> Iterator[bytes]:
+        try:
+            with self._open(self.found[wanted.path], offset) as response:
+                start = offset if response.status == 206 else 0  # else the server does not resume
+                said = response.headers.get("Content-Range", "")
+                if response.status == 206 and not said.startswith(f"bytes {offset}-"):
+                    raise FetchError(
+                        f"{self.name} was asked for {wanted.path} from byte {offset}, and sent {said}", "source"
+                    )
+                length = response.headers.get("Content-Length")
+                if length is not None and start + int(length) != wanted.size:
+                    raise FetchError(self._other_size(wanted, start + int(length)), "source")
+                if length is None and response.headers.get_content_type() == "text/html":
+                    raise FetchError(f"{self.name} sent an HTML page for {wanted.path}", "source")
+                for chunk in iter(lambda: response.read1(CHUNK), b""):
+                    fresh = chunk[max(0, offset - start) :]
+                    start += len(chunk)
+                    if fresh:
+                        yield fresh
+        except FileNotFoundError:
+            raise FetchError(f"{self.name} has no file {wanted.path} any more (status 404)", "source") from None
+
+    def read_encoding(self, encoding: Encoding) -> Iterator[bytes]:
+        for candidate in self.candidates("encodings/" + encoding.file):
+            try:
+                with self._open(self._address(candidate)) as response:
+                    yield from iter(lambda: response.read1(CHUNK), b"")
+                    return
+            except FileNotFoundError:
+                continue
+        raise FetchError(
+            f"{self.name} has no file encodings/{encoding.file} (status 404); copy the encodings there as well",
+            "source",
+        )
+
+
 def parse_manifest(content: bytes, origin: str) -> dict[str, Any]:
     """A manifest's JSON."""
     try:
@@ -854,6 +1029,8 @@ def load_manifest(path: Path) -> dict[str, Any]:
 
 def open_source(request: Request) -> Source:
     """The source that a request names."""
+    if request.address:
+        return HttpSource(request, request.address)
     if request.source is None:
         return HubSource(request)
     if request.source.is_dir():
@@ -1036,7 +1213,7 @@ class Job:
                     raise StoppedError from None
         got = hashlib.sha256(content).hexdigest()
         if got != encoding.sha256:
-            origin = encoding.url if self.request.source is None else self.source.name
+            origin = encoding.url if isinstance(self.source, HubSource) else self.source.name
             raise FetchError(
                 f"{encoding.file} from {origin} is damaged or another version: its sha256 should be {encoding.sha256}"
                 f" and is {got}",
@@ -1340,13 +1517,21 @@ def make_request(values: dict[str, Any]) -> Request:
     def path(key: str) -> Path | None:
         return Path(values[key]) if values.get(key) else None
 
+    address = str(values.get("from") or "") if "://" in str(values.get("from") or "") else ""
+    if address and not re.match(r"https?://[^/\s@?#]+(/[^\s?#]*)?\Z", address):
+        shown = re.sub(r"//[^/@\s]+@", "//***@", address)
+        raise FetchError(
+            f"from: {shown!r} is not the http or https address of a directory, without credentials or a query", "input"
+        )
+
     return Request(
         layout=layout,
         ignore_patterns=tuple(values.get("ignore_patterns") or ()),
         encodings=tuple(encodings),
         endpoint=endpoint,
         token=values.get("token") or None,
-        source=path("from"),
+        source=None if address else path("from"),
+        address=address.rstrip("/"),
         manifest=path("manifest"),
         workers=int(values.get("workers") or 8),
         keep_free_bytes=int(values.get("keep_free_bytes") or 0),
@@ -1375,7 +1560,7 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> argparse.Namespac
     option("encodings-directory", "where the encodings go")
     option("ignore-patterns", "files to leave out; patterns separated by spaces", "original/* metal/*")
     option("encodings", "JSON list of {file, url, sha256}", "[]")
-    option("from", "a directory or tar archive to take the files from, instead of a hub")
+    option("from", "a directory, a tar archive or the http(s) address of a directory, instead of a hub")
     option("manifest", "the manifest of that directory or archive, when it holds none")
     option("workers", "files brought or verified at once", "8", type=int)
     option("keep-free-bytes", "room to leave on the disk", "0", type=int)

@@ -62,7 +62,7 @@ def revision_problem(process: dict[str, Any]) -> str:
         staged.write_text(snapshot.name, encoding="utf-8")
         staged.replace(current)
     except OSError as error:
-        return f"{current} must name {snapshot.name}, and cannot be written: {error.strerror}. Make it writable for root"
+        return f"{current} must name {snapshot.name}, and cannot be written: {error.strerror}"
     return ""
 
 
