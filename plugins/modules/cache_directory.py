@@ -81,6 +81,7 @@ import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpt_oss.drives import path_problems
 from ansible.module_utils.survey.host import Host
 from ansible.module_utils.survey.storage import paths
 
@@ -102,17 +103,6 @@ NETWORK = (
     "ocfs2",
     "gfs2",
 )
-SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
-SHARED = ("/", "/home", "/media", "/mnt", "/opt", "/root", "/srv", "/tmp", "/var", "/var/lib")  # noqa: S108 - refused
-
-
-def path_problems(path: str) -> list[str]:
-    """What is wrong with the path itself."""
-    if not path.startswith("/") or os.path.normpath(path) != (path.rstrip("/") or "/"):
-        return [f"path: {path!r} is not a plain absolute path"]
-    if path in SHARED or any(path == top or path.startswith(top + "/") for top in SYSTEM):
-        return [f"path: {path} belongs to the system; choose a directory of its own, such as /var/lib/gpt-oss"]
-    return []
 
 
 def filesystem_problems(facts: dict[str, Any], params: dict[str, Any], used: int) -> list[str]:
