@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ BAD_INPUT = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was asked for; 0, or 2 with every problem on standard error."""
     asked = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # what YAML and JSON are in, whatever the terminal's own is
     try:
         print({"targets": _targets, "plan": _plan, "graphs": _graphs, "graph": _graph}[asked.command](asked), end="")
     except PlanError as error:

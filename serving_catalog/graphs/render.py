@@ -64,7 +64,7 @@ def _head(plan: GraphPlan) -> str:
 
 
 def _document(manifest: dict[str, Any]) -> str:
-    return str(yaml.dump(manifest, Dumper=_Text, sort_keys=False, width=120))
+    return str(yaml.dump(manifest, Dumper=_Text, sort_keys=False, width=120, allow_unicode=True))
 
 
 class _Text(_Dumper):  # type: ignore[misc]

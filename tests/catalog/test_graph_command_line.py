@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_the_whole_graph_as_yaml() -> None:
     assert found[1]["spec"]["storageClassName"] == "fast"
     made = plan("gb200-disagg", namespace="serving", model_cache={"storage_class": "fast"})
     assert found[5] == made.graph.manifest()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_programs_and_options_can_be_read_in_the_yaml(target: str) -> None:
+    """Text of several lines is a block, whatever characters are in it and whatever the terminal takes."""
+    command = [sys.executable, "-m", "serving_catalog", "graph", target, "--benchmark", "1"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, env=environment, check=True)
+    text = done.stdout.decode("utf-8")
+    blocks = [event for event in yaml.parse(text) if isinstance(event, yaml.ScalarEvent) and "\n" in event.value]
+    assert {event.style for event in blocks} == {"|"}, [event.value[:80] for event in blocks if event.style != "|"]
+    assert any(event.value.startswith("#!/usr/bin/env python3") for event in blocks)
 
 
 def test_the_same_as_json() -> None:
