@@ -6,8 +6,8 @@
 
 Against a control plane on loopback of its own, with everything the scenario has: the platform's chart, the operator
 beside it, nodes without containers. Modules are loaded before anything is timed; what that takes is said beside it. In
-process the catalog is read once, so reading it is timed by itself, in fresh processes. The real engine is measured where
-`pulumi` is on PATH: there every run loads everything anew, as for its users.
+process the catalog is read once, so reading it is timed by itself, in fresh processes. The real engine is measured
+where `pulumi` is on PATH: there every run loads everything anew, as for its users.
 """
 
 from __future__ import annotations
