@@ -207,6 +207,7 @@ class Front:
                 self.engine.log("A rank died (simulated)")
                 self.dynamo.mocker.kill()
             elif fault == "worker_lost" and not self.unnoticed:
+                self.engine.log("A worker was lost, and nobody notices (simulated)")
                 self.unnoticed = True
             if not self.dynamo.running() and not self.unnoticed:
                 self.lost = True

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from simulator.build import packages
 from simulator.build.images import COMMANDS
-from simulator.build.machine import CACHE, REPOSITORY, BuildError, key_of, locked
+from simulator.build.machine import REPOSITORY, BuildError, cached, key_of
 
 
 def environment(release: str) -> dict[str, str]:
@@ -30,14 +30,18 @@ def environment(release: str) -> dict[str, str]:
 
 def _scripts(engine: str, path: str) -> Path:
     base = Path(sys._base_executable)  # type: ignore[attr-defined]  # a virtual environment's own packages stay out
-    directory = CACHE / f"commands-{engine}-{key_of(path, str(base))}"
-    with locked("commands"):
-        directory.mkdir(parents=True, exist_ok=True)
-        for command, module in COMMANDS[engine].items():
-            script = directory / command
-            script.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {base} -m {module} "$@"\n')
-            script.chmod(0o755)
-    return directory
+    scripts = {
+        command: f'#!/bin/sh\nPYTHONPATH={path} exec {base} -m {module} "$@"\n'
+        for command, module in COMMANDS[engine].items()
+    }
+
+    def write(into: Path) -> None:
+        for command, text in scripts.items():
+            (into / command).write_text(text)
+            (into / command).chmod(0o755)
+
+    # Made whole and left alone: another process may be reading them.
+    return cached(f"commands-{engine}", key_of(*scripts, *scripts.values()), write)
 
 
 def execute(release: str, words: Sequence[str]) -> NoReturn:

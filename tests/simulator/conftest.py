@@ -42,11 +42,11 @@ class Server:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 180) -> int:
         """Its exit status."""
         return self.process.wait(seconds)
 
-    def ready(self, seconds: float = 120) -> Server:
+    def ready(self, seconds: float = 300) -> Server:
         wait = Wait(Endpoint("0", self.url, MODEL, ready_within_seconds=seconds))
         found = wait.look()
         while found is None:
@@ -56,7 +56,7 @@ class Server:
         assert found["ok"], f"{found}\n{self.log}"
         return self
 
-    def until_logged(self, text: str, seconds: float = 60) -> None:
+    def until_logged(self, text: str, seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.log:
             assert time.monotonic() < deadline, f"not logged within {seconds} s: {text}\n{self.log}"

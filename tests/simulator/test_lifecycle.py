@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulator.conftest import MODEL, Server, Start, free_port
+from tests.simulator.conftest import MODEL, Server, Start
 from tests.stand_ins.hub import content
 
 TRTLLM = ("tensorrt_llm-1.2.1", "trtllm-serve", MODEL, "--host", "127.0.0.1")
@@ -188,8 +188,7 @@ def test_chat_without_vocabularies(start: Start) -> None:
 
 
 def test_a_dead_rank_leaves_tensorrt_llm_answering_503_for_ever(start: Start) -> None:
-    server = start(*TRTLLM, SIMULATOR_FAIL="rank_crash", SIMULATOR_FAIL_AFTER_SECONDS="1")
-    server.ready()
+    server = start(*TRTLLM, SIMULATOR_FAIL="rank_crash", SIMULATOR_FAIL_AFTER_SECONDS="0.5")
     server.until_logged("The engine is dead")
     assert ask(f"{server.url}/health")[0] == 503
     assert ask(f"{server.url}/v1/chat/completions", chat())[0] == 503
@@ -204,14 +203,10 @@ def test_a_dead_worker_ends_vllm_with_status_0(start: Start) -> None:
 
 
 def test_a_lost_worker_is_not_noticed(start: Start) -> None:
-    server = start(*TRTLLM, SIMULATOR_FAIL="worker_lost").ready()
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            assert ask(f"{server.url}/v1/chat/completions", chat(), timeout=2)[0] == 200
-            assert time.monotonic() < deadline, "requests are still answered"
-        except TimeoutError:
-            break
+    server = start(*TRTLLM, SIMULATOR_FAIL="worker_lost")
+    server.until_logged("A worker was lost")
+    with pytest.raises(TimeoutError):
+        ask(f"{server.url}/v1/chat/completions", chat(), timeout=2)
     assert ask(f"{server.url}/health")[0] == 200
 
 
@@ -224,7 +219,7 @@ def long_request(server: Server, tokens: int) -> tuple[threading.Thread, list[An
     begun = threading.Event()
 
     def send() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
         body = json.dumps(chat(max_tokens=tokens, stream=True))
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         try:
@@ -238,7 +233,7 @@ def long_request(server: Server, tokens: int) -> tuple[threading.Thread, list[An
 
     thread = threading.Thread(target=send)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(120)
     return thread, result
 
 
@@ -247,7 +242,7 @@ def test_tensorrt_llm_finishes_its_requests_and_ends_by_the_signal(start: Start)
     thread, result = long_request(server, 300)
     server.terminate()
     assert server.wait() == -signal.SIGTERM
-    thread.join(10)
+    thread.join(120)
     assert result[0].rstrip().endswith("data: [DONE]")
     assert "request(s) in flight" in server.log
 
@@ -258,7 +253,7 @@ def test_vllm_waits_for_requests_only_where_it_is_told_to(start: Start, words: t
     thread, result = long_request(server, 300)
     server.terminate()
     assert server.wait() == 0
-    thread.join(10)
+    thread.join(120)
     assert (isinstance(result[0], str) and "[DONE]" in result[0]) is whole
 
 
@@ -268,7 +263,7 @@ def test_mpirun_gives_a_second(start: Start) -> None:
     thread, result = long_request(server, 2000)
     server.terminate()
     assert server.wait() == 128 + signal.SIGTERM
-    thread.join(10)
+    thread.join(120)
     assert not (isinstance(result[0], str) and "[DONE]" in result[0])
 
 
@@ -296,10 +291,11 @@ def test_nothing_stays_behind(start: Start) -> None:
     server = start(*TRTLLM).ready()
     server.terminate()
     server.wait()
-    left = [path for path in Path("/proc").glob("[0-9]*/environ") if _mentions(path, str(server.log_path.parent))]
-    assert left == []
+    deadline = time.monotonic() + 30  # what was told to end has a moment to be gone
+    while left := [p for p in Path("/proc").glob("[0-9]*/environ") if _mentions(p, str(server.log_path.parent))]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
     assert shutil.which("trtllm-serve") is None  # only the processes that were started know the commands
-    assert free_port() != server.port
 
 
 def _mentions(path: Path, text: str) -> bool:

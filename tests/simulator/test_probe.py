@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ FIRST_FOUR = ["health", "model", "completion", "stream"]
 def probe(url: str, *words: str, **variables: str) -> tuple[int, dict[str, Any], str]:
     """The script as a person or a job runs it: status, verdict, progress."""
     command = [sys.executable, str(SCRIPT), "--url", url, "--model", MODEL, *words]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, timeout=300)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
@@ -60,9 +61,9 @@ def test_a_mocked_model_neither_thinks_nor_calls(tensorrt_llm: Server) -> None:
 
 def test_it_waits_and_tells_how_long(start: Start) -> None:
     server = start(*TRTLLM, SIMULATOR_LOAD_SECONDS="4")
-    status, verdict, progress = probe(server.url, "--wait", "90", "--progress", "1")
+    status, verdict, progress = probe(server.url, "--wait", "240", "--progress", "1")
     assert (status, verdict["ok"]) == (0, True)
-    assert "of 90 s: connection refused" in progress
+    assert "of 240 s: connection refused" in progress
     assert "status 200 after" in by_probe(verdict)["health"]["seen"]
 
 
@@ -71,12 +72,12 @@ def test_a_load_that_hangs_is_given_up(start: Start) -> None:
     status, verdict, _ = probe(server.url, "--wait", "3")
     checks = by_probe(verdict)
     assert (status, checks["health"]["ok"], checks["model"]["ok"]) == (1, False, None)
-    assert checks["health"]["seen"] == "connection refused after 3 s"
+    assert re.fullmatch(r"connection refused after \d+ s", checks["health"]["seen"])
     assert "slow-or-stuck-load.md" in checks["health"]["remedy"]
 
 
 def test_503_for_ever_is_not_waited_for_as_long_as_a_load(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = start(*TRTLLM, SIMULATOR_FAIL="rank_crash", SIMULATOR_FAIL_AFTER_SECONDS="1").ready()
+    server = start(*TRTLLM, SIMULATOR_FAIL="rank_crash", SIMULATOR_FAIL_AFTER_SECONDS="0.5")
     server.until_logged("The engine is dead")
     monkeypatch.setattr(probe_endpoint, "UNHEALTHY_SECONDS", 2.0)
     wait = Wait(Endpoint("0", server.url, MODEL, ready_within_seconds=2400))
@@ -121,9 +122,8 @@ def test_no_vocabularies(start: Start) -> None:
 
 
 def test_a_worker_that_nobody_misses(start: Start) -> None:
-    server = start(*TRTLLM, SIMULATOR_FAIL="worker_lost").ready()
-    server.until_logged("Uvicorn running")
-    threading.Event().wait(1)
+    server = start(*TRTLLM, SIMULATOR_FAIL="worker_lost")
+    server.until_logged("A worker was lost")
     checks = by_probe(probe(server.url, "--answer-timeout", "2")[1])
     assert (checks["health"]["ok"], checks["completion"]["ok"]) == (True, False)
     assert checks["completion"]["seen"] == "POST /v1/chat/completions: no answer within 2 s"
@@ -182,7 +182,7 @@ class scripted:  # noqa: N801 - used as a function
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", free_port()), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
     def __enter__(self) -> Endpoint:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -343,10 +343,12 @@ def host_tools(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def play(tmp_path: Path, ports: list[int], *words: str, **inputs: Any) -> Played:
-    """Run the role on this machine."""
+def play(
+    tmp_path: Path, ports: list[int], *words: str, then: tuple[str, Callable[[], object]] | None = None, **inputs: Any
+) -> Played:
+    """Run the role on this machine; `then`: what to do once its output says something."""
     processes = [
-        {"name": str(n), "port": port, "served_model_id": MODEL, "health_path": "/health", "ready_within_seconds": 60}
+        {"name": str(n), "port": port, "served_model_id": MODEL, "health_path": "/health", "ready_within_seconds": 600}
         for n, port in enumerate(ports)
     ]
     variables = {
@@ -383,9 +385,19 @@ def play(tmp_path: Path, ports: list[int], *words: str, **inputs: Any) -> Played
         "PATH": f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     command = ["ansible-playbook", "-i", "localhost,", str(tmp_path / "play.yml"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=repository, timeout=180)
+    said: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=repository) as process:
+        assert process.stdout is not None
+        too_long = threading.Timer(300, process.kill)
+        too_long.start()
+        for line in process.stdout:
+            said.append(line)
+            if then is not None and then[0] in line:
+                then[1]()
+                then = None
+        too_long.cancel()
     fact = tmp_path / "fact.json"
-    return Played(done.returncode, done.stdout, json.loads(fact.read_text())["checks"] if fact.exists() else [])
+    return Played(process.returncode, "".join(said), json.loads(fact.read_text())["checks"] if fact.exists() else [])
 
 
 UNIT = (
@@ -396,10 +408,10 @@ UNIT = (
 def test_the_role_shows_progress_and_sets_a_fact(host_tools: Path, start: Start) -> None:
     (host_tools / "systemctl.txt").write_text(UNIT.format("active", "running", 0, "success", 0))
     (host_tools / "journalctl.txt").write_text("Loading safetensors checkpoint shards: 2/15\n")
-    server = start(*TRTLLM, SIMULATOR_LOAD_SECONDS="8")
-    done = play(host_tools, [server.port])
+    port, progress = free_port(), "of 600 s: Loading safetensors checkpoint shards: 2/15"
+    done = play(host_tools, [port], then=(progress, lambda: start(*TRTLLM, port=port)))
     assert done.returncode == 0, done.stdout
-    assert "of 60 s: Loading safetensors checkpoint shards: 2/15" in done.stdout
+    assert progress in done.stdout
     assert "changed=0" in done.stdout
     assert done.said["endpoint.0.stream"] is True
 
