@@ -44,6 +44,8 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         from_controller = bool(arguments.get("source")) and arguments.get("source_on", "controller") == "controller"
         phase = arguments.pop("phase", "present")
+        if arguments.get("address") and arguments.get("manifest") and phase != "check":
+            self._enclose_manifest(arguments)
         if phase == "check" or self._task.check_mode or not from_controller:
             result = self._call(arguments, phase)
         else:
@@ -61,6 +63,16 @@ class ActionModule(ActionBase):
             task_vars=self._task_vars,
         )
         return result
+
+    @staticmethod
+    def _enclose_manifest(arguments: dict[str, Any]) -> None:
+        """A manifest beside the inventory goes over with the call; what a web server says of its files is not asked."""
+        if arguments.get("source_on", "controller") != "controller":
+            return
+        try:
+            arguments["manifest_content"] = _fetcher().load_manifest(Path(arguments.pop("manifest")))
+        except _fetcher().FetchError as error:
+            raise AnsibleActionFail(f"model_weights_manifest: on the controller: {error}") from None
 
     def _say(self, text: str) -> None:
         display.display(f"{self._task_vars.get('inventory_hostname', 'host')}: {text}")

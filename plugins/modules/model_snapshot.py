@@ -51,16 +51,26 @@ options:
   source:
     description: A directory or tar archive with the files, instead of a hub.
     type: path
+  address:
+    description: Address of a directory on a plain web server with the files, instead of a hub. No token is sent there.
+    type: str
+    default: ""
   source_on:
-    description: Where O(source) is.
+    description: Where O(source) is, and a O(manifest) apart from the files.
     type: str
     choices: [controller, host]
     default: controller
   manifest:
-    description: The manifest of O(source), beside it; left out when it holds its own C(manifest.json).
+    description: The manifest of O(source), on the same machine, or of O(address); left out when the files have their
+      own C(manifest.json) with them.
     type: path
+  manifest_content:
+    description: Used by the action plugin, for a manifest of O(address) that is on the controller.
+    type: dict
+    default: {}
   python:
-    description: Interpreter that has huggingface_hub. Any Python 3.8 will do where O(source) is given.
+    description: Interpreter that has huggingface_hub. Any Python 3.8 will do where O(source) or O(address) is
+      given.
     type: path
     default: /usr/bin/python3
   program_directory:
@@ -180,9 +190,9 @@ def request_of(params: dict[str, Any], source: str | None) -> weights.Request:
             "ignore_patterns": params["ignore_patterns"],
             "encodings": params["encodings"],
             "endpoint": params["endpoint"],
-            "token": params["token"],
-            "from": source,
-            "manifest": None if source and params["source_on"] == "controller" else params["manifest"],
+            "token": "" if source or params["address"] else params["token"],  # nobody but a hub gets it
+            "from": source or params["address"],
+            "manifest": params["manifest"] if params["source_on"] == "host" else None,
             "keep_free_bytes": params["keep_free_bytes"],
         }
     )
@@ -202,6 +212,9 @@ class Fetch:
         side = self.layout.staging / self.layout.folder
         self.progress_file = side / (self.layout.revision + ".progress.json")
         self.log = side / (self.layout.revision + ".log")
+        self.manifest = side / (self.layout.revision + ".manifest.json")
+        if params["manifest_content"]:
+            request.manifest = self.manifest
 
     def try_lock(self) -> int | None:
         """The lock's descriptor, or nothing while a fetch is running."""
@@ -221,6 +234,8 @@ class Fetch:
                 stale.unlink()
         if self.request.source == self.layout.received:
             weights.take_received(self.layout, weights.load_manifest(self.layout.received / weights.MANIFEST_NAME))
+        if self.params["manifest_content"]:
+            weights.write_atomically(self.manifest, json.dumps(self.params["manifest_content"]))
         environment = dict(os.environ, HF_ENDPOINT=self.request.endpoint, PYTHONUNBUFFERED="1")
         environment.pop("HF_TOKEN", None)
         if self.request.token:
@@ -258,7 +273,7 @@ class Fetch:
             ("progress-file", self.progress_file),
             ("progress-interval", params["progress_interval"]),
             ("lock-descriptor", lock),
-            ("from", self.request.source),
+            ("from", self.request.source or self.request.address or None),
             ("manifest", self.request.manifest),
         ):
             if value is not None:
@@ -305,7 +320,7 @@ class Fetch:
 
     def tidy(self) -> None:
         """After success nothing of the fetch stays behind."""
-        for leftover in (self.progress_file, self.log):
+        for leftover in (self.progress_file, self.log, self.manifest):
             with contextlib.suppress(FileNotFoundError):
                 leftover.unlink()
         if self.layout.received.is_dir():
@@ -358,6 +373,13 @@ def fetching(staging: Path) -> list[str]:
     return found
 
 
+def in_input_words(message: str, request: weights.Request) -> str:
+    """The program knows its environment and options; who runs a play knows the inputs that come there."""
+    message = message.replace("HF_TOKEN", "model_weights_token (HF_TOKEN)")
+    of_the_source = request.address and request.address in message and not message.startswith("/")
+    return f"model_weights_url: {message}" if of_the_source else message
+
+
 def outcome(fetch: Fetch, followed: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """What to tell the play about a fetch that has ended or goes on."""
     result.update(followed)
@@ -368,8 +390,7 @@ def outcome(fetch: Fetch, followed: dict[str, Any], result: dict[str, Any]) -> d
     status = weights.check(fetch.request)
     if state == "failed":
         result["failed"] = True
-        # The program knows its environment; who runs a play knows the input that comes there.
-        result["msg"] = followed["progress"]["message"].replace("HF_TOKEN", "model_weights_token (HF_TOKEN)")
+        result["msg"] = in_input_words(followed["progress"]["message"], fetch.request)
     elif status["verified"]:  # another play may have followed it too, and tidied up
         fetch.tidy()
         result.update(status)
@@ -420,8 +441,10 @@ def main() -> None:
             "endpoint": {"type": "str", "default": "https://huggingface.co"},
             "token": {"type": "str", "default": "", "no_log": True},
             "source": {"type": "path"},
+            "address": {"type": "str", "default": ""},
             "source_on": {"type": "str", "choices": ["controller", "host"], "default": "controller"},
             "manifest": {"type": "path"},
+            "manifest_content": {"type": "dict", "default": {}},
             "python": {"type": "path", "default": "/usr/bin/python3"},
             "program_directory": {"type": "path", "default": "/opt/gpt-oss/libexec"},
             "workers": {"type": "int", "default": 8},
@@ -434,6 +457,7 @@ def main() -> None:
             "phase": {"type": "str", "choices": ["check", "present", "wait", "receive"], "default": "present"},
             "receive": {"type": "dict", "default": {}},
         },
+        mutually_exclusive=[("source", "address")],
         supports_check_mode=True,
     )
     os.umask(0o022)

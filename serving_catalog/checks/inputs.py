@@ -24,7 +24,16 @@ Inputs = Mapping[str, Any]
 _FORMS: tuple[tuple[str, str, str], ...] = (
     (r"_sha256$", r"[0-9a-fA-F]{64}", "64 hexadecimal digits"),
     (r"_fingerprints$", r"[0-9a-fA-F]{40}", "40 hexadecimal digits, without spaces"),
-    (r"_(url|endpoint)$", r"(https?|file)://\S+", "an address that begins with http://, https:// or file://"),
+    (
+        r"^(?!model_weights_url$).*_(url|endpoint)$",
+        r"(https?|file)://\S+",
+        "an address that begins with http://, https:// or file://",
+    ),
+    (
+        r"^model_weights_url$",
+        r"https?://[^/\s@?#]+(/[^\s?#]*)?",
+        "the http or https address of a directory, without credentials or a query",
+    ),
     (r"^model_cache_mode$", r"0?[0-7]{3}", "an octal mode, such as '0755'"),
     (r"^model_weights_huggingface_hub_version$", r"\d+(\.\d+)+", "an exact version, such as 1.2.3"),
     (r"^docker_engine_version$", r"\d+\.\d+\.\d+", "an exact version, such as {docker}"),
@@ -174,12 +183,20 @@ def _together(given: Inputs, exists: Callable[[str], bool]) -> Iterator[str]:
             " neither"
         )
     source, path = given.get("model_weights_source") or "hub", given.get("model_weights_path")
-    if source != "hub" and not path:
+    if source in ("directory", "archive") and not path:
         yield f"model_weights_path: is not set; expected the {source} that model_weights_source: {source} speaks of"
-    if source == "hub" and path:
+    if source in ("hub", "http") and path:
         yield (
-            f"model_weights_path: {str(path)!r} has no effect with model_weights_source: hub; set model_weights_source"
-            " to directory or archive, or leave the path out"
+            f"model_weights_path: {str(path)!r} has no effect with model_weights_source: {source}; set"
+            " model_weights_source to directory or archive, or leave the path out"
+        )
+    address = given.get("model_weights_url")
+    if source == "http" and not address:
+        yield "model_weights_url: is not set; expected the address that model_weights_source: http speaks of"
+    if source != "http" and address:
+        yield (
+            f"model_weights_url: {_shown(address)} has no effect with model_weights_source: {source}; set"
+            " model_weights_source to http, or leave the address out"
         )
     for name, where in _WHERE.items():
         file = given.get(name)

@@ -791,7 +791,7 @@ def _url_remedy(need: UrlNeed, answer: Mapping[str, Any], address: str, plan: Pl
         "driver": "nvidia_driver_repository_url",
         "container_toolkit": "nvidia_container_toolkit_repository_url",
         "docker": "docker_engine_repository_url",
-        "weights": "model_weights_endpoint or model_weights_source",
+        "weights": "model_weights_endpoint or model_weights_source, or model_weights_url",
         "encodings": "model_weights_encodings_url",
         "image": "inference_server_image_registry or inference_server_image_archive",
         "other": "the address",

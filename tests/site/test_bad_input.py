@@ -266,6 +266,20 @@ ROWS: dict[str, Row] = {
     "weights_archive_not_named": row(
         {"model_weights_source": "archive"}, "model_weights_path", "is not set", "model_weights_source: archive"
     ),
+    "weights_server_not_named": row(
+        {"model_weights_source": "http"}, "model_weights_url", "is not set", "model_weights_source: http"
+    ),
+    "weights_server_not_asked": row(
+        {"model_weights_url": "http://mirror.example.org/gpt-oss"},
+        "model_weights_url",
+        "has no effect with model_weights_source: hub",
+        "set model_weights_source to http",
+    ),
+    "weights_server_with_password": row(
+        {"model_weights_source": "http", "model_weights_url": f"http://robot:{SECRET}@mirror.example.org/gpt-oss"},
+        "model_weights_url",
+        "http or https address of a directory, without credentials",
+    ),
     "weights_archive_missing": row(
         {"model_weights_source": "archive", "model_weights_path": "/nowhere/weights.tar"},
         "model_weights_path",

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from .conftest import SHARD, TOKEN, Fetcher, RunningHub
+from .test_plays import Plays, weights_role
 
 CHUNK = 64 * 1024
 
@@ -346,4 +347,72 @@ def test_a_manifest_that_came_another_way_is_believed_rather_than_the_server(
     message = fetcher.fails(f"--from={start().url}", f"--manifest={own}")
     assert f"{SHARD} from http" in message
     assert "is damaged" in message
+    fetcher.assert_nothing_visible()
+
+
+# -- as a play runs it --
+
+
+def test_role_brings_weights_from_a_web_server_without_token_or_client(
+    fetcher: Fetcher, hub: RunningHub, start: Callable[..., Server], tree: Path, tmp_path: Path
+) -> None:
+    """With a manifest beside the inventory; the server's own is not even asked for."""
+    plays, server = Plays(tmp_path), start()
+    manifest = shutil.move(tree / "manifest.json", tmp_path / "manifest.json")
+    role = weights_role(
+        fetcher,
+        hub,
+        tmp_path,
+        model_weights_source="http",
+        model_weights_url=server.url,
+        model_weights_manifest=str(manifest),
+        model_weights_token=TOKEN,
+        model_weights_venv=str(tmp_path / "venv"),
+    )
+    tasks = plays.role("model_weights", role)
+    check = plays.run(tasks, "--check")
+    assert check.status == 0, check.output
+    assert check.changed
+    assert server.requests == []
+    first = plays.run(tasks)
+    assert first.status == 0, first.output
+    fetcher.assert_complete()
+    assert not any("authorization" in map(str.lower, headers) for _, _, headers in server.requests)
+    assert hub.requests == []
+    assert not (tmp_path / "venv").exists()
+    assert [p.name for p in (fetcher.directory / "staging").iterdir()] == [f"{fetcher.model.name}.lock"]
+    server.requests.clear()
+    assert not plays.run(tasks).changed
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"model_weights_url": "{server}/elsewhere"},
+            "model_weights_url: {server}/elsewhere/manifest.json does not exist",
+        ),
+        ({"model_weights_url": ""}, "model_weights_url: '' is not the http or https address of a directory"),
+        (
+            {"model_weights_manifest": "/nowhere.json"},
+            "model_weights_manifest: on the controller: the manifest /nowhere",
+        ),
+    ],
+)
+def test_role_names_the_input_that_is_wrong(
+    fetcher: Fetcher,
+    hub: RunningHub,
+    start: Callable[..., Server],
+    tmp_path: Path,
+    given: dict[str, str],
+    words: str,
+) -> None:
+    plays, server = Plays(tmp_path), start()
+    given = {"model_weights_source": "http", "model_weights_url": server.url} | {
+        name: value.format(server=server.url) for name, value in given.items()
+    }
+    run = plays.run(plays.role("model_weights", weights_role(fetcher, hub, tmp_path, **given)))
+    assert run.status != 0
+    assert words.format(server=server.url) in run.said
     fetcher.assert_nothing_visible()
