@@ -207,6 +207,7 @@ class Releases(Part):
     nvidia_container_toolkit: ContainerToolkit
     docker: DockerRelease
     huggingface_hub: PythonTool
+    libtorrent: PythonTool
     aiperf: PythonTool
 
 

@@ -35,7 +35,7 @@ _FORMS: tuple[tuple[str, str, str], ...] = (
         "the http or https address of a directory, without credentials or a query",
     ),
     (r"^model_cache_mode$", r"0?[0-7]{3}", "an octal mode, such as '0755'"),
-    (r"^model_weights_huggingface_hub_version$", r"\d+(\.\d+)+", "an exact version, such as 1.2.3"),
+    (r"^model_weights_(huggingface_hub|libtorrent)_version$", r"\d+(\.\d+)+", "an exact version, such as 1.2.3"),
     (r"^docker_engine_version$", r"\d+\.\d+\.\d+", "an exact version, such as {docker}"),
     (r"^nvidia_container_toolkit_version$", r"\d+\.\d+\.\d+-\d+", "an exact version, such as {toolkit}"),
     (r"^nvidia_(driver|fabric)_version$", r"\d{3}\.\d+(\.\d+)?", "an exact version, such as {driver}"),

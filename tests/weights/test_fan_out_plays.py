@@ -1,0 +1,131 @@
+"""The role on several hosts that share: each with a cache and an address of its own, all on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .conftest import MODEL, ROOT, SHARD, Fetcher, RunningHub
+
+PORT = 18631
+
+
+@dataclass
+class Fleet:
+    """Hosts of one inventory, with the role's inputs as an operator writes them."""
+
+    directory: Path
+    hub: RunningHub
+    names: tuple[str, ...] = ("gpu-01", "gpu-02", "gpu-03")
+
+    def address(self, name: str) -> str:
+        return f"127.0.70.{int(name[-2:])}"
+
+    def cache(self, name: str) -> Fetcher:
+        return Fetcher(self.directory / name, self.hub, self.hub.repository.revision)
+
+    def inventory(self, **more: dict[str, Any]) -> Path:
+        hosts = {
+            name: {
+                "model_weights_directory": str(self.directory / name),
+                "model_weights_peer_address": self.address(name),
+                "model_weights_program_directory": str(self.directory / "libexec" / name),
+                **more.get(name, {}),
+            }
+            for name in self.names
+        }
+        everyone: dict[str, Any] = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "model_weights_model": {
+                "name": "gpt-oss-120b",
+                "repository": MODEL,
+                "revision": self.hub.repository.revision,
+                "ignore_patterns": ["original/*", "metal/*"],
+                "encodings": self.hub.encodings(),
+            },
+            "model_weights_endpoint": self.hub.url,
+            "model_weights_venv": sys.prefix,
+            "model_weights_keep_free_bytes": 0,
+            "model_weights_progress_seconds": 1,
+            "model_weights_attempts": 1,
+            "model_weights_fan_out": True,
+            "model_weights_fan_out_venv": sys.prefix,
+            "model_weights_fan_out_patience_seconds": 10,
+            **more.get("everyone", {}),
+        }
+        path = self.directory / "inventory.yml"
+        path.write_text(yaml.safe_dump({"all": {"hosts": hosts, "vars": everyone}}))
+        return path
+
+    def run(self, *options: str, serial: int | str = "100%", **more: dict[str, Any]) -> tuple[int, str]:
+        playbook = self.directory / "play.yml"
+        play = {"hosts": "all", "gather_facts": False, "serial": serial, "roles": ["model_weights"]}
+        playbook.write_text(yaml.safe_dump([play]))
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "HF_TOKEN"},
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_LOCALHOST_WARNING": "false",
+            "COLUMNS": "500",
+        }
+        done = subprocess.run(
+            [
+                str(Path(sys.executable).with_name("ansible-playbook")),
+                f"--inventory={self.inventory(**more)}",
+                str(playbook),
+                *options,
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def assert_complete(self, *names: str) -> None:
+        for name in names:
+            self.cache(name).assert_complete()
+
+    def assert_nothing_listens(self) -> None:
+        for name in self.names:
+            with socket.socket() as probe:
+                assert probe.connect_ex((self.address(name), PORT)) != 0, f"{name} still listens"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, hub: RunningHub) -> Fleet:
+    return Fleet(tmp_path, hub)
+
+
+def downloads(hub: RunningHub) -> int:
+    """How many times the hub has sent a file of the weights."""
+    return hub.bytes_of(SHARD) // len(hub.repository.by_path[SHARD].content)
+
+
+def test_one_host_downloads_and_all_have_it(fleet: Fleet, hub: RunningHub) -> None:
+    status, output = fleet.run()
+    assert status == 0, output
+    fleet.assert_complete(*fleet.names)
+    assert downloads(hub) == 1
+    assert sum(hub.bytes_of(f.path) for f in hub.files) == sum(len(f.content) for f in hub.files)
+    fleet.assert_nothing_listens()
+
+    hub.mend()
+    status, output = fleet.run()
+    assert status == 0, output
+    assert "changed=0" in output
+    assert "changed=1" not in output
+    assert hub.requests == []
+    assert "Share |" not in output
