@@ -20,14 +20,16 @@ from serving_catalog.docker import (
     options_text,
     process_from_data,
 )
-from serving_catalog.plans import Process
+from serving_catalog.plans import Process, image_key
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def server_files(plan: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{files: entries of file_set, processes: [{name, plan}]}; settings as roles/inference_server/vars/main.yml has "
-    "them."""
+    """{files: entries of file_set, processes: [{name, plan}], engine_cache: name of the image's compile caches}.
+
+    Settings are as roles/inference_server/vars/main.yml has them.
+    """
     _check_address(settings["publish_address"])
     files: list[dict[str, Any]] = []
     processes = []
@@ -38,8 +40,12 @@ def server_files(plan: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
         made, plan_hash = _files_of(process, settings, plan["model"])
         files += made
         processes.append({"name": process.name, "plan": plan_hash})
-    # Processes share directories of the cache; each is named once.
-    return {"files": list({entry["path"]: entry for entry in files}.values()), "processes": processes}
+    return {
+        # Processes share directories of the cache; each is named once.
+        "files": list({entry["path"]: entry for entry in files}.values()),
+        "processes": processes,
+        "engine_cache": image_key(settings["image"]),
+    }
 
 
 def _files_of(

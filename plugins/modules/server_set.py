@@ -25,6 +25,14 @@ options:
   watchdog: {type: bool, default: true, description: Whether C(gpt-oss-watchdog@.timer) watches over each process.}
   settle_seconds: {type: float, default: 5, description: Seconds that a started container is watched for an early end.}
   configuration_directory: {type: path, default: /etc/gpt-oss, description: Where the processes' configuration lies.}
+  engine_caches:
+    description: Directory with a directory of compile caches for each image. Left out, no cache is removed.
+    type: path
+  engine_cache: {type: str, default: "", description: Which of O(engine_caches) belongs to the image that serves.}
+  engine_caches_kept:
+    description: How many others of O(engine_caches) stay, the last used first. The rest goes once all processes run.
+    type: int
+    default: 1
   socket: {type: path, default: /var/run/docker.sock, description: The daemon's socket.}
 attributes:
   check_mode: {support: full, description: Says what would be started, restarted and removed.}
@@ -41,6 +49,7 @@ EXAMPLES = r"""
 RETURN = r"""
 restarted: {description: Processes that were started or restarted., returned: always, type: list, elements: str}
 removed: {description: Processes that were removed., returned: always, type: list, elements: str}
+pruned: {description: Compile caches of earlier images that were removed., returned: always, type: list, elements: str}
 cause: {description: Name of the likely cause of a failed start., returned: on failure, type: str}
 log: {description: The engine's last lines., returned: on failure, type: list, elements: str}
 """
@@ -57,6 +66,7 @@ from ansible.module_utils.gpt_oss import engine_log
 
 WANTS = "/etc/systemd/system/*.wants"
 POLL_SECONDS = 0.25
+READ_AHEAD = "gpt-oss-read-ahead.service"
 
 
 class StartError(Exception):
@@ -96,6 +106,7 @@ class Servers:
         self.enable: list[str] = []
         self.disable: list[str] = []
         self.wake: list[str] = []
+        self.prune: list[str] = []
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -114,6 +125,7 @@ class Servers:
         self.enable = [name for name in on if not enabled(name)]
         self.disable = [] if self.asked["watchdog"] else [name for name in timers if enabled(name)]
         self.wake = [name for name in timers if self.asked["watchdog"] and not active(name)]
+        self.prune = self.superfluous_caches()
 
     def known(self) -> set[str]:
         """Every process that this host has a container, an enabled unit or configuration of."""
@@ -134,23 +146,34 @@ class Servers:
             and self.units[name].get("ActiveState") == "active"
         )
 
+    def superfluous_caches(self) -> list[str]:
+        """Compile caches of images other than the one that serves, but for those used last."""
+        directory, current = self.asked["engine_caches"], self.asked["engine_cache"]
+        if not directory or not current or not os.path.isdir(directory):
+            return []
+        entries = [entry for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+        others = [entry for entry in entries if entry.name != current]
+        others.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+        return sorted(entry.name for entry in others[self.asked["engine_caches_kept"] :])
+
     @property
     def changed(self) -> bool:
-        return bool(self.stale or self.restart or self.enable or self.disable or self.wake)
+        return bool(self.stale or self.restart or self.enable or self.disable or self.wake or self.prune)
 
     def diff(self) -> dict[str, str]:
         before = {
             name: found["Labels"].get("gpt-oss.plan") for name, found in self.containers.items() if running(found)
         }
         after = {name: process["plan"] for name, process in self.wanted.items()}
-        return {"before": _listed(before), "after": _listed(after)}
+        caches = "".join(f"compile caches of {name}\n" for name in self.prune)
+        return {"before": _listed(before) + caches, "after": _listed(after)}
 
     # -- doing -----------------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
         for name in self.stale:
             self.remove(name)
-        if any(found.get("NeedDaemonReload") == "yes" for found in self.units.values()) or self.enable:
+        if self.stale_units() or self.enable:
             # Not as a matter of course: a reload takes the GPUs from containers that got them from the runtime hook.
             systemctl("daemon-reload")
         if self.disable:
@@ -161,6 +184,14 @@ class Servers:
             self.start()
         if self.wake:
             systemctl("start", *self.wake)
+        for name in self.prune:
+            shutil.rmtree(os.path.join(self.asked["engine_caches"], name))
+
+    def stale_units(self) -> bool:
+        """Whether systemd has to read units again before a start."""
+        found = list(self.units.values())
+        found += [host.unit_properties(READ_AHEAD, "NeedDaemonReload")] if self.restart else []
+        return any(unit.get("NeedDaemonReload") == "yes" for unit in found)
 
     def remove(self, name: str) -> None:
         host.run(["systemctl", "disable", "--now", timer(name)])  # fails when there never was one
@@ -174,6 +205,9 @@ class Servers:
 
     def start(self) -> None:
         units = [unit(name) for name in self.restart]
+        if self.asked["engine_caches"] and self.asked["engine_cache"]:
+            # Their age is that of their last use: superfluous_caches() goes by it.
+            os.utime(os.path.join(self.asked["engine_caches"], self.asked["engine_cache"]))
         since = f"@{time.time():.3f}"
         host.run(["systemctl", "reset-failed", *units])
         status, output = host.run(["systemctl", "restart", *units], timeout=1800)
@@ -227,6 +261,9 @@ def main() -> None:
             "watchdog": {"type": "bool", "default": True},
             "settle_seconds": {"type": "float", "default": 5},
             "configuration_directory": {"type": "path", "default": "/etc/gpt-oss"},
+            "engine_caches": {"type": "path"},
+            "engine_cache": {"type": "str", "default": ""},
+            "engine_caches_kept": {"type": "int", "default": 1},
             "socket": {"type": "path", "default": host.SOCKET},
         },
         supports_check_mode=True,
@@ -235,6 +272,7 @@ def main() -> None:
     try:
         servers.look()
         result: dict[str, Any] = {"restarted": servers.restart, "removed": servers.stale, "changed": servers.changed}
+        result["pruned"] = servers.prune
         if module._diff and servers.changed:
             result["diff"] = servers.diff()
         if servers.changed and not module.check_mode:
