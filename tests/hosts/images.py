@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Recipe:
     @property
     def key(self) -> str:
         data = repr((self.variant, BASE_PACKAGES, EXTRA_PACKAGES[self.variant], BASE_FILES, MASKED))
-        steps = [inspect.getsource(step) for step in (_bootstrap, _install, _import)]
+        steps = [inspect.getsource(step) for step in (debootstrap, settle_units, _bootstrap, _install, _import)]
         made_of = [data, *steps, time.strftime("%Y-%m")]  # and once a month, for the distribution's updates
         return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
 
@@ -77,38 +77,43 @@ def _image_key(tag: str) -> str:
     return shown.stdout.strip() if shown.returncode == 0 else ""
 
 
-def _put(tree: Path, path: str, content: bytes) -> None:
+def put(tree: Path, path: str, content: bytes) -> None:
+    """Write a file of the tree; its path is the one that the host will see."""
     target = tree / path.lstrip("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
 
 
-def _in_tree(tree: Path, *command: str) -> None:
+def in_tree(tree: Path, *command: str) -> None:
+    """Run a command of the tree's own, with this machine's proxies."""
     quiet = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     run(["chroot", tree, *command], environment={**quiet, **surroundings.environment()})
 
 
-def _bootstrap(tree: Path) -> None:
+def debootstrap(tree: Path, packages: str) -> None:
+    """A small Debian with these packages, named with commas between them."""
+    command = ["debootstrap", "--variant=minbase", f"--include={packages}"]
     run(
-        [
-            "debootstrap",
-            "--variant=minbase",
-            f"--include={BASE_PACKAGES}",
-            surroundings.SUITE,
-            tree,
-            surroundings.debian_mirror(),
-        ],
+        [*command, surroundings.SUITE, tree, surroundings.debian_mirror()],
         environment={**os.environ, "LC_ALL": "C.UTF-8"},
     )
-    for path, text in BASE_FILES.items():
-        _put(tree, path, text.encode())
-    (tree / "etc/sudoers.d/admin").chmod(0o440)
-    _in_tree(tree, "useradd", "--create-home", "--shell", "/bin/bash", "admin")
-    for unit in MASKED:
+
+
+def settle_units(tree: Path, masked: Iterable[str]) -> None:
+    """Mask units that a test host can do without, and boot to a system without graphics."""
+    links = dict.fromkeys(masked, "/dev/null") | {"default.target": "/lib/systemd/system/multi-user.target"}
+    for unit, target in links.items():
         (tree / "etc/systemd/system" / unit).unlink(missing_ok=True)
-        (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
-    (tree / "etc/systemd/system/default.target").unlink(missing_ok=True)
-    (tree / "etc/systemd/system/default.target").symlink_to("/lib/systemd/system/multi-user.target")
+        (tree / "etc/systemd/system" / unit).symlink_to(target)
+
+
+def _bootstrap(tree: Path) -> None:
+    debootstrap(tree, BASE_PACKAGES)
+    for path, text in BASE_FILES.items():
+        put(tree, path, text.encode())
+    (tree / "etc/sudoers.d/admin").chmod(0o440)
+    in_tree(tree, "useradd", "--create-home", "--shell", "/bin/bash", "admin")
+    settle_units(tree, MASKED)
     for key in (tree / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     shutil.rmtree(tree / "var/lib/apt/lists")
@@ -124,7 +129,7 @@ def _install(tree: Path, packages: tuple[str, ...]) -> None:
     before: dict[str, bytes | None] = {
         path: target.read_bytes() if target.is_file() else None for path, target in lent.items()
     }
-    _put(tree, "/usr/sbin/policy-rc.d", b"#!/bin/sh\nexit 101\n")
+    put(tree, "/usr/sbin/policy-rc.d", b"#!/bin/sh\nexit 101\n")
     (tree / "usr/sbin/policy-rc.d").chmod(0o755)
     resolver = tree / "etc/resolv.conf"
     resolver.unlink(missing_ok=True)
@@ -132,11 +137,11 @@ def _install(tree: Path, packages: tuple[str, ...]) -> None:
     run(["mount", "--bind", "/proc", tree / "proc"])
     try:
         for path, content in surroundings.files().items():
-            _put(tree, path, content)
-        _in_tree(tree, "apt-get", "update", "-q")
+            put(tree, path, content)
+        in_tree(tree, "apt-get", "update", "-q")
         if packages:
-            _in_tree(tree, "apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
-        _in_tree(tree, "apt-get", "clean")
+            in_tree(tree, "apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
+        in_tree(tree, "apt-get", "clean")
     finally:
         run(["umount", tree / "proc"])
         (tree / "usr/sbin/policy-rc.d").unlink()
@@ -164,7 +169,8 @@ def _import(tree: Path, recipe: Recipe) -> None:
         raise HostError(f"{recipe.tag} could not be imported: {imported.stderr.decode(errors='replace').strip()}")
 
 
-def _with_tree(work: Callable[[Path], None]) -> None:
+def with_tree(work: Callable[[Path], None]) -> None:
+    """Do something with an empty directory that is gone afterwards."""
     CACHE.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="tree-", dir=CACHE))
     directory.chmod(0o755)
@@ -201,7 +207,7 @@ def build(*variants: str) -> dict[str, str]:
 
             if recipe.variant != "base":
                 _require_base()
-            _with_tree(make)
+            with_tree(make)
             say(f"{recipe.tag}: {time.monotonic() - started:.0f} s")
     return {recipe.variant: recipe.tag for recipe in recipes}
 
@@ -216,7 +222,7 @@ def _require_base() -> None:
         _bootstrap(tree)
         _import(tree, base)
 
-    _with_tree(make)
+    with_tree(make)
 
 
 def _unpack_base(tree: Path) -> None:

@@ -104,11 +104,13 @@ def wait_until(what: str, ready: Callable[[], bool], *, seconds: float) -> None:
         time.sleep(0.25)
 
 
-def missing_packages() -> list[str]:
+def missing_packages(
+    tools: Mapping[str, tuple[str, ...]] = TOOLS, files: Mapping[tuple[str, ...], tuple[str, ...]] = FILES
+) -> list[str]:
     """Debian or Ubuntu packages to install before a test host can start."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-    absent = [packages for tool, packages in TOOLS.items() if shutil.which(tool, path=path) is None]
-    absent += [packages for files, packages in FILES.items() if not any(Path(file).exists() for file in files)]
+    absent = [packages for tool, packages in tools.items() if shutil.which(tool, path=path) is None]
+    absent += [packages for names, packages in files.items() if not any(Path(file).exists() for file in names)]
     return sorted({next((name for name in names if _known_to_apt(name)), names[0]) for names in absent})
 
 
@@ -118,21 +120,28 @@ def _known_to_apt(package: str) -> bool:
 
 
 def require_tools() -> None:
-    """Install what is missing, or say the one line that does."""
+    """Install what podman hosts need, or say the one line that does."""
+    install_missing(TOOLS, FILES)
+    _require_watches()
+
+
+def install_missing(
+    tools: Mapping[str, tuple[str, ...]], files: Mapping[tuple[str, ...], tuple[str, ...]] = FILES
+) -> None:
+    """Install the packages of tools and files that are not there, or say the one line that does."""
     if sys.platform != "linux" or shutil.which("apt-get") is None:
         raise HostError("test hosts need Debian or Ubuntu: apt-get was not found")
-    missing = missing_packages()
+    missing = missing_packages(tools, files)
     if missing and os.geteuid() == 0:
         say(f"installing {' '.join(missing)}")
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run(["apt-get", "update", "-q"], environment=quiet)
-        missing = missing_packages()  # apt knows the names only now
+        missing = missing_packages(tools, files)  # apt knows the names only now
         run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing], environment=quiet)
     elif missing:
         raise HostError(f"run once: sudo apt-get install --no-install-recommends {' '.join(missing)}")
     if os.geteuid() != 0:
         raise HostError("test hosts need root (nested Docker, fixed addresses): run it with sudo")
-    _require_watches()
 
 
 def _require_watches() -> None:

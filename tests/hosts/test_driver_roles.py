@@ -5,10 +5,7 @@ Two hosts, each kept for all its cases: four H200, and an HGX B200.
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ import yaml
 
 from tests.hosts import hosts, mirror
 from tests.hosts.machine import REPOSITORY, podman
+from tests.hosts.playbooks import run_playbook
 from tests.stand_ins.packages.deb import Package, repository
 
 pytestmark = pytest.mark.hosts
@@ -45,22 +43,13 @@ class Bench:
         content = {"roles": list(roles)} if entry == "main" else {"tasks": tasks}
         playbook = self.directory / "play.yml"
         playbook.write_text(yaml.safe_dump([{"hosts": "all", "become": True, "gather_facts": False, **content}]))
-        tools = Path(sys.executable).parent
-        command = [
-            *(str(tools / "ansible-playbook"), str(playbook)),
-            *("--inventory", str(REPOSITORY / "inventories/demo/scenario.ini")),
-            *("--extra-vars", json.dumps(variables)),
+        return run_playbook(
+            playbook,
+            REPOSITORY / "inventories/demo/scenario.ini",
+            variables,
             *(["--check", "--diff"] if check else []),
-        ]
-        environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
-            "ANSIBLE_FORCE_COLOR": "0",
-            "MOLECULE_PROJECT_DIRECTORY": f"/{self.name}",  # the inventory takes the host's name from it
-        }
-        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-        print(done.stdout, done.stderr)
-        return done
+            environment={"MOLECULE_PROJECT_DIRECTORY": f"/{self.name}"},  # the inventory takes the host's name from it
+        )
 
     def applies(self, *roles: str, entry: str = "main", **variables: object) -> str:
         done = self.play(*roles, entry=entry, variables=variables)

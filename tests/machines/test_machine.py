@@ -1,0 +1,71 @@
+"""What tests of drives and reboots take for granted of a test machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from .machine import Drive, Machine, MachineError
+
+pytestmark = pytest.mark.machines
+
+
+def test_it_is_a_machine_of_its_own(machine: Machine) -> None:
+    told = machine.run(
+        "systemctl is-system-running; uname -r; systemd-detect-virt; lsblk --nodeps --noheadings -o NAME,SERIAL -I 259"
+    )
+    state, kernel, virtualization, *drives = told.splitlines()
+    assert state == "running"
+    assert kernel.endswith("-cloud-amd64")
+    assert virtualization == "qemu"
+    assert sorted(line.split()[1] for line in drives) == ["SN0001", "SN0002", "SN0003", "SN0004"]
+
+
+def test_ansible_reaches_it(machine: Machine) -> None:
+    tasks = [{"name": "Which", "ansible.builtin.command": "cat /etc/hostname"}]
+    done = machine.play([{"hosts": "all", "gather_facts": False, "tasks": tasks}], "-v")
+    assert done.returncode == 0
+    assert "stdout: machine" in done.stdout
+
+
+def test_a_checksum_tells_of_every_change(machine: Machine) -> None:
+    drive = Drive("SN0001").by_id
+    blank = machine.checksum("SN0001")
+    assert blank == machine.checksum("SN0002")
+    machine.run(f"echo changed | dd of={drive} bs=512 seek=1000000 conv=sync status=none")
+    assert machine.checksum("SN0001") != blank
+    machine.run(f"dd if=/dev/zero of={drive} bs=512 seek=1000000 count=1 status=none")
+    assert machine.checksum("SN0001") == blank
+
+
+def test_drives_come_and_go(machine: Machine) -> None:
+    drive = Drive("SN0004").by_id
+    machine.run(f"echo kept | dd of={drive} bs=512 conv=sync,fsync status=none")
+    machine.unplug("SN0004")
+    assert "SN0004" not in machine.run("lsblk --noheadings -o SERIAL; ls /dev/disk/by-id")
+    with pytest.raises(MachineError, match="SN0004 is not plugged in"):
+        machine.unplug("SN0004")
+    machine.plug("SN0004")
+    assert machine.run(f"head -c 5 {drive}") == "kept\n"
+    machine.run(f"dd if=/dev/zero of={drive} bs=512 count=1 conv=fsync status=none")
+
+
+def test_what_was_written_outlives_a_power_cut_and_a_reboot(machine: Machine) -> None:
+    machine.run("echo kept > /root/kept; sync; echo lost > /root/lost")
+    first = machine.boot_id()
+    machine.power_cut()
+    machine.start_again()
+    second = machine.boot_id()
+    machine.reboot()
+    assert len({first, second, machine.boot_id()}) == 3
+    assert machine.run("cat /root/kept; test ! -s /root/lost && rm -f /root/lost /root/kept") == "kept\n"
+
+
+def test_an_initramfs_made_on_the_machine_is_the_one_it_boots(machine: Machine) -> None:
+    hook = "/etc/initramfs-tools/scripts/init-premount/test"
+    machine.run(
+        f"printf '#!/bin/sh\\n[ \"$1\" = prereqs ] || echo here > /run/initramfs-test\\n' > {hook}; chmod +x {hook};"
+        " update-initramfs -u"
+    )
+    machine.reboot()
+    assert machine.run("cat /run/initramfs-test") == "here\n"
+    machine.run(f"rm {hook}; update-initramfs -u")
