@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := source $(VENV)/bin/activate &&
 
-.PHONY: help setup test lint types test-unit test-kubernetes test-roles test-e2e demo demo-down docs clean
+.PHONY: help setup test lint types test-unit test-kubernetes test-machines test-roles test-e2e demo demo-down docs clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,7 +17,7 @@ $(VENV)/ready: requirements.txt requirements-dev.txt pyproject.toml
 	$(VENV)/bin/pip install --quiet --requirement requirements-dev.txt
 	touch $@
 
-test: lint types test-unit test-kubernetes test-roles test-e2e ## Everything: linters, types, unit tests, Kubernetes, every role and the whole site on real systemd hosts
+test: lint types test-unit test-kubernetes test-machines test-roles test-e2e ## Everything: linters, types, unit tests, Kubernetes, drives and reboots, every role and the whole site on real systemd hosts
 
 lint: setup ## ruff and ansible-lint (production profile, offline)
 	$(RUN) ruff check . && ruff format --check .
@@ -27,10 +27,13 @@ types: setup ## mypy, strict
 	$(RUN) mypy
 
 test-unit: setup ## Catalog, plugins, weights, simulator, documents
-	$(RUN) pytest -m "not hosts and not kubernetes"
+	$(RUN) pytest -m "not hosts and not kubernetes and not machines" --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test-kubernetes: setup ## Manifests, operator and Pulumi program against a real control plane (skipped without Go)
 	$(RUN) pytest -m kubernetes
+
+test-machines: setup ## Drives and reboots on a machine in QEMU with its own kernel (skipped without QEMU)
+	$(RUN) pytest -m machines
 
 test-roles: setup ## Every role's molecule scenario, and what else needs a systemd host
 	$(RUN) pytest -m "hosts and not e2e"

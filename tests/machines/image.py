@@ -76,7 +76,7 @@ MASKED = (
 # GRUB reads the machine's own kernel and initramfs, so that a new initramfs counts at the next boot.
 GRUB = """\
 set root=(hd1)
-linux /vmlinuz root=/dev/vda rw console=ttyS0 net.ifnames=0 mitigations=off quiet
+linux /vmlinuz root=/dev/vda rw console=ttyS0 net.ifnames=0 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 quiet
 initrd /initrd.img
 boot
 """
