@@ -74,9 +74,13 @@ MASKED = (
     "systemd-networkd-wait-online.service",
 )
 # GRUB reads the machine's own kernel and initramfs, so that a new initramfs counts at the next boot.
-GRUB = """\
+KERNEL_ARGUMENTS = (
+    "root=/dev/vda rw console=ttyS0 net.ifnames=0"
+    " mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 quiet"  # a starved machine is no broken one
+)
+GRUB = f"""\
 set root=(hd1)
-linux /vmlinuz root=/dev/vda rw console=ttyS0 net.ifnames=0 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 quiet
+linux /vmlinuz {KERNEL_ARGUMENTS}
 initrd /initrd.img
 boot
 """
