@@ -244,8 +244,8 @@ def pci_devices(profile: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return devices
 
 
-def host_files(name: str) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Files of a host that has this hardware, and their modes."""
+def host_files(name: str, kernel: str | None = None) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Files of a host that has this hardware, and their modes; its kernel is this machine's, where none is named."""
     profile = load(name)
     facts = {
         "name": name,
@@ -281,7 +281,7 @@ def host_files(name: str) -> tuple[dict[str, bytes], dict[str, int]]:
     ):
         files[target] = (ON_HOST / source).read_bytes()
         modes[target] = mode
-    kernel = os.uname().release
+    kernel = kernel or os.uname().release
     files["/etc/apt/sources.list.d/kernel.list"] = b"deb [trusted=yes] file:/srv/hardware/packages ./\n"
     from tests.stand_ins.packages import kernel_packages  # here, because packages read this module's recordings
 
