@@ -210,7 +210,7 @@ def ready(cluster: Cluster, namespace: str, name: str) -> None:
         conditions = graph.get("status", {}).get("conditions", [])
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-    cluster.api.wait(f"{name} is Ready", is_ready, seconds=60)
+    cluster.api.wait(f"{name} is Ready", is_ready)
 
 
 # --- somebody with few permissions -------------------------------------------------------------------------------
@@ -306,7 +306,18 @@ def settled(cluster: Cluster, plan: GraphPlan) -> None:
             any(each["type"] == "Complete" for each in job.get("status", {}).get("conditions", [])) for job in jobs
         )
 
-    cluster.api.wait("Jobs are complete", complete, seconds=60)
+    cluster.api.wait("Jobs are complete", complete)
+
+
+def told(cluster: Cluster, namespace: str, check: str, words: str) -> dict[str, Any]:
+    """The checks once one of them says this: events, conditions and the operator's status come one after the other."""
+
+    def said() -> dict[str, Any] | None:
+        checks = diagnosed(cluster, namespace)
+        return checks if check in checks and words in checks[check].seen else None
+
+    found: dict[str, Any] = cluster.api.wait(f"{check} says {words!r}", said)
+    return found
 
 
 def test_a_served_namespace_is_ok_and_the_command_says_so(
@@ -345,7 +356,7 @@ def test_a_change_without_a_spare_tray(dynamo_cluster: Cluster, served: GraphPla
             found = diagnosed(dynamo_cluster, served.namespace)[f"graph.{served.name}"]
             return found if "finds no 4 free GPUs" in found.seen else None
 
-        found = dynamo_cluster.api.wait("the roll is stuck", stuck, seconds=60)
+        found = dynamo_cluster.api.wait("the roll is stuck", stuck)
     assert "The old workers serve on." in found.remedy
     assert RUNBOOKS["change-release"] in found.remedy
 
@@ -355,14 +366,7 @@ def test_pods_without_room(dynamo_cluster: Cluster, dynamo_operator: Operator, n
     _, plan = planned(dynamo_cluster, namespace)
     with dynamo_cluster.only("cpu-1"):
         apply(dynamo_cluster, plan)
-        dynamo_cluster.api.wait(
-            "the scheduler has said no",
-            lambda: any(
-                "FailedScheduling" in event and "worker" in event for event in dynamo_cluster.events(namespace)
-            ),
-            seconds=60,
-        )
-        checks = diagnosed(dynamo_cluster, namespace)
+        checks = told(dynamo_cluster, namespace, f"graph.{plan.name}", "not scheduled: 0/6")
         text = diagnose.explain(dynamo_cluster.kubeconfig, dynamo_cluster.context, namespace, plan.name)
     graph = checks[f"graph.{plan.name}"]
     assert "not scheduled: 0/6 nodes are available: " in graph.seen
@@ -378,12 +382,7 @@ def test_a_storage_class_that_is_missing_and_a_secret_that_is_missing(
 ) -> None:
     _, plan = planned(dynamo_cluster, namespace, model_cache_storage_class="fast")
     apply(dynamo_cluster, plan)
-    dynamo_cluster.api.wait(
-        "the worker is unschedulable",
-        lambda: any("FailedScheduling" in event and "worker" in event for event in dynamo_cluster.events(namespace)),
-        seconds=60,
-    )
-    checks = diagnosed(dynamo_cluster, namespace)
+    checks = told(dynamo_cluster, namespace, f"graph.{plan.name}", "its claim is not bound")
     assert "the storage class 'fast' does not exist; there are block (default)" in checks["claim.model-cache"].seen
     assert checks["secret.hf-token-secret"].seen == "does not exist"
     assert "its claim is not bound" in checks[f"graph.{plan.name}"].seen
@@ -411,7 +410,7 @@ def test_an_operator_of_somebody_else_that_does_not_come_up(dynamo_cluster: Clus
             check = diagnosed(dynamo_cluster, furnished)["platform.operator"]
             return check if "not scheduled: 0/6" in check.seen else None
 
-        check = dynamo_cluster.api.wait("the diagnosis says why", why, seconds=60)
+        check = dynamo_cluster.api.wait("the diagnosis says why", why)
         assert f"{platform}/theirs has 0 of 1 pods available. Because theirs-" in check.seen
         assert RUNBOOKS["unschedulable"] in check.remedy
 
@@ -428,7 +427,7 @@ def test_a_download_that_is_refused(dynamo_cluster: Cluster, namespace: str) -> 
             job = dynamo_cluster.api.get("batch/v1", "Job", f"{plan.name}-download", namespace)
             return bool(job.get("status", {}).get("failed"))
 
-        dynamo_cluster.api.wait("the download has failed once", tried, seconds=60)
+        dynamo_cluster.api.wait("the download has failed once", tried)
         found = diagnosed(dynamo_cluster, namespace)[f"job.{plan.name}-download"]
     assert (
         "tries failed: the token was refused (401)" in found.seen or "tries: the token was refused (401)" in found.seen
@@ -450,7 +449,7 @@ def test_a_worker_that_crashes_with_its_last_words(
                     return str(pod["metadata"]["name"])
             return None
 
-        name = dynamo_cluster.api.wait("the worker has crashed", crashed, seconds=60)
+        name = dynamo_cluster.api.wait("the worker has crashed", crashed)
         dynamo_cluster.write_log(
             namespace, str(name), ["loading", "RuntimeError: CUDA error 802: system not yet initialized"]
         )

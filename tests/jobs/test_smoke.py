@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from plugins.module_utils.gpt_oss.probe_endpoint import REMEDIES
 from serving_catalog.graphs.jobs import GraphJobs
-from tests.weights.conftest import ROOT
+from tests.weights.conftest import ROOT, wait_for
 
 from .conftest import MODEL, reported
 from .dynamo import Dynamo, free_port
@@ -74,7 +75,7 @@ def test_it_waits_for_workers_that_come_late(smoke: Callable[..., Ran], lonely: 
 def test_a_frontend_without_workers_fails_within_its_time(smoke: Callable[..., Ran], lonely: Dynamo) -> None:
     started = time.monotonic()
     wrong = failed(smoke(lonely.url, endpoint_wait_seconds=3))
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 120  # it is given 3 s; the default is many minutes
     assert list(wrong) == ["health"]
     assert "status 200, models listed: none" in wrong["health"]["seen"]
     assert "kubernetes-workers-not-discovered.md" in wrong["health"]["remedy"]
@@ -127,7 +128,13 @@ def test_an_engine_without_harmony_is_caught_where_asked_for(
 def test_a_pod_that_is_deleted_ends_at_once(jobs: Callable[..., GraphJobs], pod: Callable[..., Pod]) -> None:
     made = jobs(changes={"url": f"http://127.0.0.1:{free_port()}"})
     process = pod(made, made.smoke).start(made.smoke.spec.template.spec.containers[0])
-    time.sleep(2)
+    wait_for(lambda: handles(process.pid, signal.SIGTERM), "the program's start")
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 143
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for the signal: before that, any process would end by it."""
+    caught = re.search(r"^SigCgt:\t([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)

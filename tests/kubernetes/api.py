@@ -216,7 +216,7 @@ class Api:
         finally:
             connection.close()
 
-    def wait(self, what: str, ready: Callable[[], Any], *, seconds: float = 60) -> Any:
+    def wait(self, what: str, ready: Callable[[], Any], *, seconds: float = 180) -> Any:
         """Ask ten times a second until the answer is true, and answer it; an error names what was awaited."""
         deadline = time.monotonic() + seconds
         while not (answer := ready()):

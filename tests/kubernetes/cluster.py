@@ -77,7 +77,7 @@ class Cluster:
                     self.api.patch("v1", "Pod", pod["metadata"]["name"], {"metadata": {"finalizers": None}}, name)
         now = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
         self.api.request("DELETE", f"/api/v1/namespaces/{name}/pods", body=now)
-        self.api.wait(f"pods of {name} are gone", lambda: not self.api.list("v1", "Pod", name), seconds=60)
+        self.api.wait(f"pods of {name} are gone", lambda: not self.api.list("v1", "Pod", name))
 
     def left_in(self, namespace: str) -> list[str]:
         """Everything in a namespace but what every namespace has, as Kind/name: what a destroy left behind."""

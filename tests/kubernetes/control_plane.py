@@ -30,8 +30,9 @@ SERVICE_ADDRESSES = "10.96.0.0/16"
 FIRST_SERVICE_ADDRESS = "10.96.0.1"
 POD_ADDRESSES = "10.244.0.0/16"
 LOOPBACK = "127.0.0.1"
-READY_WITHIN = 90.0  # five seconds on an idle machine
+READY_WITHIN = 240.0  # five seconds on an idle machine
 STOP_WITHIN = 8.0
+KILLED_WITHIN = 60.0  # who has been killed gives its memory back first
 STATE = "control-plane.json"
 ALWAYS_ALLOWED = "--authorization-always-allow-paths=/healthz,/readyz,/livez"
 # Pods are retried every two seconds at most, and clients are not slowed down: tests wait for both.
@@ -274,7 +275,7 @@ def _ready(api: Api) -> bool:
 def _end(pid: int, child: subprocess.Popen[bytes] | None, directory: Path) -> None:
     if child is None and not _is_ours(pid, directory):
         return
-    for number, patience in ((signal.SIGTERM, STOP_WITHIN), (signal.SIGKILL, STOP_WITHIN)):
+    for number, patience in ((signal.SIGTERM, STOP_WITHIN), (signal.SIGKILL, KILLED_WITHIN)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         deadline = time.monotonic() + patience

@@ -142,5 +142,4 @@ def add(api: Api, nodes: Mapping[str, Machine]) -> None:
     api.wait(
         f"nodes {', '.join(nodes)} are Ready",
         lambda: all(is_ready(api.get("v1", "Node", name)) for name in nodes),
-        seconds=60,
     )

@@ -83,7 +83,7 @@ def test_a_second_process_waits_for_the_first_and_builds_nothing(cache: Path) ->
         second.join(timeout=1)
         assert second.is_alive()
         (cache / build.key()).mkdir()
-    second.join(timeout=30)
+    second.join(timeout=120)
     assert [programs.directory for programs in found] == [cache / build.key()]
 
 
@@ -116,7 +116,7 @@ def test_without_go_tests_of_the_cluster_are(tmp_path: Path, case: str) -> None:
         env={"PATH": "", "HOME": str(tmp_path), "GPT_OSS_KUBERNETES_CACHE": str(tmp_path / "nothing"), **more},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert [outcome for outcome in ("passed", "skipped", "error") if f" {outcome}" in ran.stdout] == outcomes

@@ -70,7 +70,7 @@ def test_gpus_that_somebody_else_takes_meanwhile(
     scenario.hurry(scenario_driver)
     with drained, meanwhile(stack.up) as running, held:
         labels = f"job-name={graph}-download"
-        cluster.api.wait("the download runs", lambda: cluster.pods(stack_namespace, labels), seconds=60)
+        cluster.api.wait("the download runs", lambda: cluster.pods(stack_namespace, labels))
         drained.enter_context(cluster.only("cpu-1"))
     with pytest.raises(UpdateFailedError) as failed:
         running.result()

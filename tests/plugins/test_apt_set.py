@@ -385,7 +385,7 @@ def test_a_lock_that_is_not_released_is_reported_with_its_holder(apt: Apt, path:
     with locked(apt.machine.path(path)):
         began = time.monotonic()
         result = apt.set(packages=[{"name": "demo-extra"}], lock_timeout=1)
-        assert 1 <= time.monotonic() - began < 10
+        assert 1 <= time.monotonic() - began < 60
     assert result["failed"]
     assert f"{path} is held by process {os.getpid()} (" in result["msg"]
     assert "pytest" in result["msg"]

@@ -474,7 +474,7 @@ def test_a_silent_address_costs_one_timeout(survey: Survey) -> None:
         before = time.monotonic()
         found = survey(None, ["urls"], urls=urls, url_timeout=1)["urls"]
     assert {answer["kind"] for answer in found.values()} == {"timeout"}
-    assert time.monotonic() - before < 4
+    assert time.monotonic() - before < 6, "one after the other"
 
 
 def test_a_certificate_nobody_trusts_is_named(survey: Survey, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def running(cluster: Cluster) -> Iterator[Operator]:
                 if "deletionTimestamp" in item["metadata"]
             ]
 
-        cluster.api.wait("deleted graphs are gone", lambda: not leaving(), seconds=90)
+        cluster.api.wait("deleted graphs are gone", lambda: not leaving())
     finally:
         operator.stop()
         operator.unregister()

@@ -165,7 +165,7 @@ class Serving:
 
     def _wait(self, name: str, what: str, asked: Callable[[], Object | None]) -> Object:
         try:
-            found: Object = self.cluster.api.wait(f"{name} {what}", asked, seconds=40)
+            found: Object = self.cluster.api.wait(f"{name} {what}", asked)
         except TimeoutError as error:
             raise AssertionError(
                 f"{error}; story: {self.story(name)}; status: {self.graph(name).get('status')}"

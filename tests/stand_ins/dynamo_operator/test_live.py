@@ -204,7 +204,7 @@ def test_disaggregated_workers_roll_together(serving: Serving) -> None:
         def updated() -> Any:
             return serving.graph(DISAGG)["status"].get("rollingUpdate", {}).get("updatedComponents")
 
-        serving.cluster.api.wait("prefill rolled", lambda: updated() == ["TrtllmPrefillWorker"], seconds=60)
+        serving.cluster.api.wait("prefill rolled", lambda: updated() == ["TrtllmPrefillWorker"])
         compare_story(serving, DISAGG, "25")
         assert len(serving.worker_names()) == 4
 
@@ -290,7 +290,7 @@ def test_a_deleted_graph_leaves_the_planners_account_alone(serving: Serving, pro
         assert not serving.deployments()
     planner = {"ServiceAccount/planner-serviceaccount", "RoleBinding/planner-serviceaccount-binding"}
     serving.cluster.api.wait(
-        "what is left", lambda: set(serving.cluster.left_in(serving.namespace)) - before == planner, seconds=40
+        "what is left", lambda: set(serving.cluster.left_in(serving.namespace)) - before == planner
     )
 
 
@@ -300,4 +300,4 @@ def test_a_namespace_with_a_graph_goes_when_it_is_deleted(dynamo_cluster: Cluste
         serving.apply(serving.submitted("agg"))
         serving.wait_ready(AGG)
     api = dynamo_cluster.api
-    api.wait("the namespace is gone", lambda: api.find("v1", "Namespace", namespace) is None, seconds=60)
+    api.wait("the namespace is gone", lambda: api.find("v1", "Namespace", namespace) is None)

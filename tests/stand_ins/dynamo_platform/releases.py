@@ -109,7 +109,7 @@ class ChartReleases:
             metadata = each["metadata"]
             place = (each["apiVersion"], each["kind"], metadata["name"], metadata.get("namespace"))
             api.delete(*place, propagation="Foreground")
-            api.wait(f"{each['kind']} {metadata['name']} is gone", partial(_is_gone, api, *place), seconds=60)
+            api.wait(f"{each['kind']} {metadata['name']} is gone", partial(_is_gone, api, *place))
 
 
 def _read(inputs: Mapping[str, Any]) -> Chart:
