@@ -145,6 +145,11 @@ snapshot:
   description: Directory of the snapshot.
   returned: always
   type: str
+other_revisions:
+  description: Other revisions of the model in this cache.
+  returned: always
+  type: list
+  elements: str
 fetching:
   description: Models that were being fetched into this cache when it was looked at.
   returned: always
@@ -173,6 +178,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpt_oss import fetch_weights as weights
+from ansible.module_utils.gpt_oss import revisions
 
 PROGRAM = "fetch_weights.py"
 
@@ -406,7 +412,13 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     if params["phase"] == "receive":
         return {"changed": True, **fetch.receive(params["receive"])}
     status = weights.check(fetch.request)
-    result: dict[str, Any] = {"changed": False, "finished": True, "fetching": fetching(fetch.layout.staging), **status}
+    result: dict[str, Any] = {
+        "changed": False,
+        "finished": True,
+        "fetching": fetching(fetch.layout.staging),
+        "other_revisions": revisions.others(fetch.layout),
+        **status,
+    }
     if params["phase"] == "wait":
         return outcome(fetch, fetch.follow(params["progress_interval"]), result)
     if status["verified"] or params["phase"] == "check":

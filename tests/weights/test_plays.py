@@ -340,7 +340,10 @@ def test_role_brings_weights_from_a_share_and_looks_once_the_next_time(
     ("wrong", "words"),
     [
         ({"model_weights_source": "archive"}, "model_weights_path: it is empty"),
-        ({"model_weights_source": "torrent"}, "value of model_weights_source must be one of: hub, http, directory, archive"),
+        (
+            {"model_weights_source": "torrent"},
+            "value of model_weights_source must be one of: hub, http, directory, archive",
+        ),
         ({"model_weights_workers": "many"}, "model_weights_workers"),
         ({"model_weights_model": {"repository": MODEL}}, "revision"),
     ],

@@ -1297,9 +1297,20 @@ def require_space(request: Request, files: Sequence[WantedFile], source: Source 
     if needed > free:
         raise FetchError(
             f"{layout.staging} is too small: {needed} bytes are needed ({needed - request.keep_free_bytes} to bring,"
-            f" {request.keep_free_bytes} to keep free), {free} are free, {needed - free} are missing",
+            f" {request.keep_free_bytes} to keep free), {free} are free, {needed - free} are missing"
+            + could_go(layout),
             "space",
         )
+
+
+def could_go(layout: Layout) -> str:
+    """The model's revisions that are neither wanted nor the current one, for the person who has to make room."""
+    found = []
+    for path in sorted(layout.marker.parent.glob("*.json")):
+        marker = read_marker(dataclasses.replace(layout, revision=path.stem))
+        if marker is not None and path.stem not in (layout.revision, current_revision(layout)):
+            found.append("{} ({} bytes)".format(path.stem, sum(int(entry["size"]) for entry in marker["files"])))
+    return ". Of the revisions that are here, these could go: " + ", ".join(found) if found else ""
 
 
 def take_received(layout: Layout, manifest: dict[str, Any]) -> None:
