@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -223,17 +223,13 @@ class RealStack:
             self.stack.remove_config(key)
             del self._set[key]
         changed = {key: value for key, value in wanted.items() if self._set.get(key) != value}
-        plain = {key: _config_text(value) for key, value in changed.items() if key not in self.secrets}
+        plain = {key: value for key, value in changed.items() if key not in self.secrets}
         settings_file = Path(self.stack.workspace.work_dir) / f"Pulumi.{self.name}.yaml"
         if plain:
             _write_settings(settings_file, Path(self.stack.workspace.work_dir) / "Pulumi.yaml", plain)
         for key in set(changed) & set(self.secrets):
             self.stack.set_config(key, automation.ConfigValue(self.secrets[key], secret=True))
         self._set = wanted
-
-
-def _config_text(value: Any) -> Any:
-    return value
 
 
 def _write_settings(file: Path, project: Path, values: Mapping[str, Any]) -> None:
@@ -276,7 +272,3 @@ def changed(outcome: Outcome) -> list[str]:
     """What an operation changed, the stack itself and its components aside."""
     leaves = [step for step in outcome.steps if step.type.startswith("kubernetes:") and step.operation != "same"]
     return sorted(map(str, leaves))
-
-
-def in_any_order(items: Iterable[str]) -> list[str]:
-    return sorted(items)

@@ -36,6 +36,23 @@ def test_a_failed_download_says_why_and_the_second_up_goes_on(
     assert changed(stack.up()) == []
 
 
+def test_a_namespace_that_would_refuse_the_workers_gets_nothing(
+    scenario_driver: Driver, dynamo_cluster: Cluster, restricted_namespace: str
+) -> None:
+    """Without the check the graph would wait for pods that are never made, and say only that they are not ready."""
+    cluster, target = dynamo_cluster, TARGETS["h200-agg"]
+    stack = stack_of(
+        scenario_driver, cluster, target, restricted_namespace, platform="existing", create_namespace=False
+    )
+    with pytest.raises(UpdateFailedError) as refused:
+        stack.up()
+    said = str(refused.value)
+    assert "enforces the Pod Security Standard 'restricted'" in said
+    assert "enforce=baseline" in said
+    kinds = (("v1", "PersistentVolumeClaim"), ("v1", "Secret"), ("batch/v1", "Job"), scenario.GRAPH)
+    assert [kind for kind in kinds if cluster.api.list(*kind, restricted_namespace)] == []
+
+
 def test_pods_that_never_become_ready(
     scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
 ) -> None:
