@@ -48,6 +48,13 @@ def server_files(plan: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
     }
 
 
+def server_stops(plan: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Entries of unit_set that stop every process of a plan; first what watches over them, and would restart them."""
+    names = [str(process["name"]) for process in plan["processes"]]
+    units = [f"gpt-oss-watchdog@{name}.timer" for name in names] + [f"gpt-oss@{name}.service" for name in names]
+    return [{"name": unit, "state": "stopped"} for unit in units]
+
+
 def _files_of(
     process: Process, settings: Mapping[str, Any], model: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], str]:
@@ -239,4 +246,4 @@ class FilterModule:
     """Ansible's way to find filters."""
 
     def filters(self) -> dict[str, Any]:
-        return {"server_files": server_files, "server_obstacles": server_obstacles}
+        return {"server_files": server_files, "server_obstacles": server_obstacles, "server_stops": server_stops}

@@ -36,6 +36,7 @@ options:
       - memory
       - paths
       - weights
+      - cache_drives
       - ports
       - clock
       - urls
@@ -98,6 +99,10 @@ options:
         description: Commit of the snapshot.
         type: str
         required: true
+  cache_record:
+    description: Where M(cache_drives) keeps what it made of drives, for the section of that name.
+    type: path
+    default: /var/lib/gpt-oss-drives/record.json
   ports:
     description: TCP ports of which to say whether something listens, and what.
     type: list
@@ -253,6 +258,7 @@ ARGUMENTS = {
             "revision": {"type": "str", "required": True},
         },
     },
+    "cache_record": {"type": "path", "default": "/var/lib/gpt-oss-drives/record.json"},
     "ports": {"type": "list", "elements": "int", "default": []},
     "urls": {"type": "list", "elements": "str", "default": []},
     "url_timeout": {"type": "float", "default": 10},

@@ -63,6 +63,7 @@ def diagnosis_survey(plan: Plan, settings: DiagnosisSettings) -> dict[str, Any]:
             "memory",
             "paths",
             "weights",
+            "cache_drives",
             "docker",
             "toolkit",
             "units",
@@ -117,6 +118,7 @@ def diagnose(
         docker(survey, catalog),
         toolkit(survey, catalog),
         cdi(survey),
+        cache_drives(survey),
         weights(survey),
         free_space(survey, settings),
     ]
@@ -522,6 +524,45 @@ def weights(survey: Survey) -> Check:
         seen,
         "a snapshot with its marker, files as they were when they were verified",
         "Run playbooks/weights.yml: it completes, verifies and publishes the snapshot.",
+    )
+
+
+def cache_drives(survey: Survey) -> Check:
+    """The drives that the cache was made of are all there, their array is whole, and it is mounted."""
+    title = "The cache's drives are whole"
+    facts = survey.get("cache_drives")
+    if not facts:
+        return unknown("cache.drives", title, "the cache is a directory, not made of drives", "every drive, mounted")
+    point, drives, arrays = facts["mount_point"], facts["drives"], facts["arrays"]
+    gone = [f"{drive['id']} (serial {drive['serial']}) is gone" for drive in drives if not drive["name"]]
+    array = arrays[0] if len(arrays) == 1 else None
+    striped = facts["level"] != "single"
+    broken = [
+        *([f"{member} of {array['name']} has failed" for member in array["faulty"]] if array else []),
+        *([f"{array['name']} is {array['state']}"] if array and array["state"] in (None, "inactive", "broken") else []),
+        *([f"{array['name']} lacks {array['missing']} drives"] if array and array["missing"] and not gone else []),
+        *(["the array is not assembled"] if striped and not arrays else []),
+        *(["the array is in pieces"] if len(arrays) > 1 else []),
+    ]
+    unready = [
+        *(["it was not finished"] if facts["state"] != "ready" else []),
+        *([f"nothing of it is mounted at {point}"] if not facts["mounted"] else []),
+    ]
+    wrong = [*gone, *broken, *unready]
+    remedy = (
+        "Rebuild the cache with playbooks/rebuild_cache.yml: docs/runbooks/drive-lost.md."
+        if gone or broken
+        else "Run playbooks/prepare.yml --tags model_cache: it finishes and mounts the cache."
+    )
+    mounted = f"mounted at {point}" if facts["mounted"] else "not mounted"
+    seen = listed(wrong) + (f"; {mounted}" if gone or broken else "")
+    return check(
+        "cache.drives",
+        title,
+        not wrong,
+        seen if wrong else f"{len(drives)} drives as {facts['level']}, {mounted}",
+        f"{len(drives)} drives as {facts['level']}, mounted at {point}",
+        remedy,
     )
 
 

@@ -89,9 +89,59 @@ def _judge(
 def test_a_server_that_is_well(serving: dict[str, Any]) -> None:
     checks = _judge(serving)
     assert [check.id for check in checks.values() if check.ok is False] == []
-    # A guest of an HGX board runs no fabric manager of its own.
-    assert [check.id for check in checks.values() if check.ok is None] == ["fabric.manager"]
+    # A guest of an HGX board runs no fabric manager of its own; its cache is a directory of the root filesystem.
+    assert [check.id for check in checks.values() if check.ok is None] == ["fabric.manager", "cache.drives"]
     assert judged("h", "now", {}, checks.values()).ok
+
+
+def _cache(**values: Any) -> Change:
+    """A cache over two drives, whole but for `values`."""
+    whole: dict[str, Any] = {
+        "state": "ready",
+        "level": "raid0",
+        "mount_point": "/var/lib/gpt-oss",
+        "drives": [
+            {"id": "/dev/disk/by-id/nvme-A", "serial": "A", "name": "nvme1n1"},
+            {"id": "/dev/disk/by-id/nvme-B", "serial": "B", "name": "nvme2n1"},
+        ],
+        "arrays": [{"name": "md127", "state": "clean", "missing": 0, "faulty": []}],
+        "mounted": True,
+    }
+    return lambda survey: survey.update(cache_drives={**whole, **values})
+
+
+_B_GONE = [
+    {"id": "/dev/disk/by-id/nvme-A", "serial": "A", "name": "nvme1n1"},
+    {"id": "/dev/disk/by-id/nvme-B", "serial": "B", "name": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "seen", "remedy"),
+    [
+        (_cache(), "2 drives as raid0, mounted at /var/lib/gpt-oss", ""),
+        (
+            _cache(drives=_B_GONE, arrays=[], mounted=False),
+            "/dev/disk/by-id/nvme-B (serial B) is gone, the array is not assembled",
+            "rebuild_cache.yml",
+        ),
+        (
+            _cache(arrays=[{"name": "md127", "state": "clean", "missing": 1, "faulty": ["nvme2n1"]}]),
+            "nvme2n1 of md127 has failed, md127 lacks 1 drives; mounted",
+            "rebuild_cache.yml",
+        ),
+        (_cache(arrays=[{"name": "md127", "state": "broken", "missing": 0, "faulty": []}]), "is broken", "rebuild"),
+        (_cache(mounted=False), "nothing of it is mounted", "--tags model_cache"),
+        (_cache(state="building"), "it was not finished", "--tags model_cache"),
+    ],
+)
+def test_the_drives_of_a_cache(serving: dict[str, Any], change: Change, seen: str, remedy: str) -> None:
+    survey = copy.deepcopy(serving)
+    change(survey)
+    found = _judge(survey)["cache.drives"]
+    assert found.ok is not bool(remedy)
+    assert seen in found.seen
+    assert remedy in found.remedy
 
 
 def _fields(section: str, **values: Any) -> Change:

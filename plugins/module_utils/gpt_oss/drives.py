@@ -120,6 +120,8 @@ def wish_problems(wish: Wish) -> list[str]:
     drives = wish.drives
     if drives == "auto":
         return problems
+    if drives == "none":
+        return [*problems, "model_cache_drives: none leaves nothing to make a cache of; name drives, or set auto"]
     expected = "allowed: none, auto, or a list of /dev/disk/by-id/ paths"
     if not isinstance(drives, list) or not drives:
         return [*problems, f"model_cache_drives: {drives!r} is not understood; {expected}"]
@@ -337,8 +339,11 @@ def building(wish: Wish, picture: dict[str, Any], record: dict[str, Any] | None,
     problems += unknown
     problems += _other_drives(wish, chosen, record, there) if ours.building and not rebuild else []
     if wish.drives == "auto":
-        mine = [d for d in there.values() if ours.mine(d)]
-        chosen = mine if ours.building and not rebuild else [d for d in there.values() if nvme(nodes[d.name])]
+        ordered = sorted(
+            there.values(), key=lambda drive: (drive.id, drive.name)
+        )  # kernel names change from boot to boot
+        mine = [drive for drive in ordered if ours.mine(drive)]
+        chosen = mine if ours.building and not rebuild else [drive for drive in ordered if nvme(nodes[drive.name])]
     permitted, wrong = _permitted(wish, picture, there)
     problems += wrong
     taken: list[Drive] = []

@@ -22,6 +22,7 @@ SECTIONS = (
     "memory",
     "paths",
     "weights",
+    "cache_drives",
     "ports",
     "clock",
     "urls",
@@ -70,6 +71,8 @@ def _read(host: Host, name: str, asked: dict[str, Any]) -> dict[str, Any]:
         return {"paths": storage.paths(host, asked["paths"]), "sizes": storage.sizes(host, asked["measure"])}
     if name == "weights":
         return {"weights": storage.weights(host, **asked["weights"]) if asked["weights"] else None}
+    if name == "cache_drives":
+        return {"cache_drives": storage.cache_drives(host, asked["cache_record"])}
     if name == "ports":
         return {"ports": network.ports(host, asked["ports"])}
     if name == "clock":

@@ -102,6 +102,48 @@ def sizes(host: Host, wanted: list[str]) -> dict[str, int]:
     return found
 
 
+def cache_drives(host: Host, record_path: str) -> dict[str, Any] | None:
+    """The cache that was made of drives, as its record has it and as it is; None where none was made."""
+    text = read(host.root(record_path))
+    if text is None:
+        return None
+    record = json.loads(text)
+    blocks = {name: _identity(host, name) for name in names(host.sys("block"))}
+    drives = []
+    for entry in record["drives"]:
+        name = next((n for n, known in blocks.items() if entry["wwid" if entry["wwid"] else "serial"] in known), None)
+        drives.append({"id": entry["id"], "serial": entry["serial"], "name": name})
+    present = [str(drive["name"]) for drive in drives if drive["name"]]
+    arrays = sorted({h for n in present for h in names(host.sys("block", n, "holders")) if h.startswith("md")})
+    mount = next((m for m in reversed(_mounts(host)) if m["mount_point"] == record["mount_point"]), None)
+    source = os.path.basename(os.path.realpath(mount["device"])) if mount else None
+    return {
+        "state": record["state"],
+        "level": record["level"],
+        "mount_point": record["mount_point"],
+        "drives": drives,
+        "arrays": [_array(host, name) for name in arrays],
+        "mounted": source is not None and source in (arrays if record["level"] != "single" else present),
+    }
+
+
+def _identity(host: Host, name: str) -> set[str]:
+    files = (("wwid",), ("device", "wwid"), ("device", "serial"))
+    return {line for line in (first_line(host.sys("block", name, *file)) for file in files) if line}
+
+
+def _array(host: Host, name: str) -> dict[str, Any]:
+    base = host.sys("block", name, "md")
+    degraded = first_line(base + "/degraded") or "0"
+    members = {m[4:]: first_line(f"{base}/{m}/state") or "" for m in names(base) if m.startswith("dev-")}
+    return {
+        "name": name,
+        "state": first_line(base + "/array_state"),
+        "missing": int(degraded) if degraded.isdigit() else 0,
+        "faulty": sorted(member for member, state in members.items() if "faulty" in state),
+    }
+
+
 def weights(host: Host, directory: str, repository: str, revision: str) -> dict[str, Any]:
     """Whether the verified snapshot is there. Compares names, sizes and times with its marker; reads no weights."""
     model = directory.rstrip("/") + "/models--" + repository.replace("/", "--")
