@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 RUN := source $(VENV)/bin/activate &&
+# Processes that share the tests between them, longest first: tests/conftest.py.
+SHARED := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 .PHONY: help setup test lint types test-unit test-kubernetes test-machines test-roles test-e2e demo demo-down docs clean
 
@@ -27,10 +29,10 @@ types: setup ## mypy, strict
 	$(RUN) mypy
 
 test-unit: setup ## Catalog, plugins, weights, simulator, documents
-	$(RUN) pytest -m "not hosts and not kubernetes and not machines" --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	$(RUN) pytest -m "not hosts and not kubernetes and not machines" $(SHARED) --maxprocesses=4
 
 test-kubernetes: setup ## Manifests, operator and Pulumi program against a real control plane (skipped without Go)
-	$(RUN) pytest -m kubernetes
+	$(RUN) pytest -m kubernetes $(SHARED) --maxprocesses=2
 
 test-machines: setup ## Drives and reboots on a machine in QEMU with its own kernel (skipped without QEMU)
 	$(RUN) pytest -m machines

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # One control plane for the session: a fixture imported twice would be two.
 from tests.kubernetes.fixtures import cluster, control_plane_programs, dynamo_cluster, namespace, restricted_namespace
@@ -18,24 +21,42 @@ __all__ = [
     "restricted_namespace",
 ]
 
-# Files that take longest. Where several processes share the files between them, these are begun first.
+# Files that take longest. Where several processes share the tests between them, these are begun first.
 LONGEST = (
-    "jobs/test_benchmark.py",
-    "simulator/test_lifecycle.py",
-    "weights/test_plays.py",
-    "simulator/test_probe.py",
-    "simulator/test_command_lines.py",
-    "jobs/test_smoke.py",
-    "jobs/test_download.py",
-    "weights/test_fetch.py",
-    "plugins/test_apt_set.py",
+    "tests/jobs/test_benchmark.py",
+    "tests/simulator/test_lifecycle.py",
+    "tests/weights/test_plays.py",
+    "tests/simulator/test_probe.py",
+    "tests/simulator/test_command_lines.py",
+    "tests/jobs/test_smoke.py",
+    "tests/jobs/test_download.py",
+    "tests/weights/test_fetch.py",
+    "tests/plugins/test_apt_set.py",
+    "tests/kubernetes/test_scenario_trouble.py",
+    "tests/kubernetes/test_scenario.py",
+    "tests/kubernetes/test_scenario_existing.py",
+    "tests/kubernetes/test_scenario_blue_green.py",
 )
+# The others' tests stay together, with what their module's fixtures have started.
+TEST_BY_TEST = {name for name in LONGEST if "test_scenario" in name}
+
+
+class Shared(LoadFileScheduling):  # type: ignore[misc]  # of a class without types
+    """Files, or single tests of some files, for processes that share them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return nodeid if file in TEST_BY_TEST else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shared:
+    return Shared(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With one process the order stays as it is written."""
-    if getattr(config, "workerinput", None) is None:
-        return
-    ranks = {config.rootpath / "tests" / name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    if getattr(config, "workerinput", None) is not None:
+        ranks = {config.rootpath / name: rank for rank, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
