@@ -21,10 +21,15 @@ def test_it_is_a_machine_of_its_own(machine: Machine) -> None:
 
 
 def test_ansible_reaches_it(machine: Machine) -> None:
-    tasks = [{"name": "Which", "ansible.builtin.command": "cat /etc/hostname"}]
-    done = machine.play([{"hosts": "all", "gather_facts": False, "tasks": tasks}], "-v")
-    assert done.returncode == 0
-    assert "stdout: machine" in done.stdout
+    task = {
+        "name": "Which",
+        "ansible.builtin.command": "cat /etc/hostname",
+        "register": "told",
+        "failed_when": "told.stdout != expected",
+    }
+    play = {"hosts": "all", "gather_facts": False, "tasks": [task]}
+    assert machine.play([play], expected="machine").returncode == 0
+    assert machine.play([play], expected="another").returncode == 2
 
 
 def test_a_checksum_tells_of_every_change(machine: Machine) -> None:
