@@ -267,7 +267,7 @@ def findings_of(drive: Drive, node: dict[str, Any], picture: dict[str, Any], our
         unfit.append(f"cannot be read: {facts['error']}")
     partitions = [str(child["name"]) for child in below if child.get("type") == "part"]
     if partitions:
-        holds.append(f"has {len(partitions)} partitions ({', '.join(partitions)})")
+        holds.append(f"has partitions ({', '.join(partitions)})")
     signatures = [s for s in facts.get("signatures") or [] if not ours.signature(drive, s)]
     holds += list(dict.fromkeys(f"holds {signature_words(signature)}" for signature in signatures))
     holds += [f"holds {text} (blkid)" for text in facts.get("blkid") or [] if not facts.get("signatures")]
