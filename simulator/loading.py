@@ -164,14 +164,35 @@ def prepare(engine: Engine) -> list[Path]:
 def load(engine: Engine, files: list[Path], settings: Settings, still_well: Callable[[], None]) -> None:
     """Take as long as asked, telling how far it is; or fail as asked. `still_well` raises when Dynamo has ended."""
     deadline = time.monotonic() + settings.load_seconds
-    engine.log(f"Loading weights of {engine.model}: {len(files)} safetensors files, {engine.world_size} GPU(s)")
+    began = time.monotonic()
+    size = sum(file.stat().st_size for file in files) / 2**30
+    if engine.kind == "tensorrt_llm":
+        engine.log(f"Use {size:.2f} GB for model weights.")
+    else:
+        engine.log(f"Starting to load model {engine.model}...")
     step = settings.load_seconds / len(files)
-    for number, file in enumerate(files, start=1):
+    bar = (
+        "weights in parallel: {}% {}/{}"
+        if engine.kind == "tensorrt_llm"
+        else "checkpoint shards: {}% Completed | {}/{}"
+    )
+    for number in range(1, len(files) + 1):
         _wait_until(deadline - (len(files) - number) * step, still_well)
         if number > len(files) // 2:
             _fail(engine, settings)
-        engine.log(f"Loading safetensors checkpoint shards: {number}/{len(files)} ({file.name})")
-    engine.log("Capturing CUDA graphs, allocating the KV cache (simulated)")
+        print("Loading safetensors " + bar.format(100 * number // len(files), number, len(files)), flush=True)
+    _tell_the_end(engine, size, time.monotonic() - began)
+
+
+def _tell_the_end(engine: Engine, size: float, seconds: float) -> None:
+    """What the engines say once the weights are on the GPUs; the rest takes no time here. `size` is in GiB."""
+    if engine.kind == "tensorrt_llm":
+        print(f"Model init total -- {seconds:.2f}s", flush=True)
+        engine.log("Creating CUDA graph instances for 1 batch sizes.")
+        return
+    engine.log(f"Loading weights took {seconds:.2f} seconds")
+    engine.log(f"Model loading took {size:.2f} GiB memory and {seconds:.6f} seconds")
+    engine.log("Graph capturing finished in 0 secs, took 0.00 GiB")
 
 
 def _wait_until(deadline: float, still_well: Callable[[], None]) -> None:
