@@ -80,7 +80,7 @@ def test_the_stand_in_engine_says_the_same(capsys: pytest.CaptureFixture[str], t
     shard = tmp_path / "model.safetensors"
     shard.write_bytes(bytes(100))
     for kind in ("tensorrt_llm", "vllm"):
-        engine = Engine(kind, "1", "model", None, ("model",), "127.0.0.1", 1, 1, 8, 8)  # type: ignore[arg-type]
+        engine = Engine(kind, "1", "model", None, ("model",), "127.0.0.1", 1, 1, 8, 8)
         load(engine, [shard, shard], Settings(load_seconds=0.1), lambda: None)
         lines = [(float(at), text) for at, text in enumerate(capsys.readouterr().out.splitlines())]
         begin, end = cold_start.weights_times(cold_start.read_journal(as_journal(lines)))
