@@ -13,6 +13,7 @@ from tests.kubernetes import pods
 from tests.kubernetes.api import Object
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.drivers import Driver, InProcess, Stack, UpdateFailedError, changed
+from tests.kubernetes.engine import objects
 
 PROGRAM = Path(__file__).parent / "programs" / "objects"
 WIDGET = "widgets.gpt-oss.test"
@@ -310,7 +311,9 @@ def test_secrets_are_nowhere_in_plain_text(driver: Driver, cluster: Cluster, nam
 # --- what only the engine in process can be asked -------------------------------------------------------------------
 
 
-def test_a_claim_bound_long_since_is_awaited_as_pending_by_the_provider(cluster: Cluster, namespace: str) -> None:
+def test_a_claim_bound_long_since_is_awaited_as_pending_by_the_provider(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the provider does (4.32, await/awaiters.go): a claim that is taken over must therefore not be awaited."""
     manifest = claim(namespace, "shared-files-first-consumer")
     cluster.api.create(manifest)
@@ -322,7 +325,8 @@ def test_a_claim_bound_long_since_is_awaited_as_pending_by_the_provider(cluster:
         "the claim is bound",
         lambda: cluster.api.get("v1", "PersistentVolumeClaim", "cache", namespace)["status"]["phase"] == "Bound",
     )
-    driver = InProcess(speed=0.005)
+    driver = InProcess()
+    monkeypatch.setattr(objects, "CLAIM_TIMEOUT", 2.0)
     with pytest.raises(UpdateFailedError, match="the claim is Bound, awaited as Pending"):
         stack_of(driver, cluster, {"manifest": manifest, "adopt": True}).up()
     manifest["metadata"]["annotations"] = {"pulumi.com/skipAwait": "true"}

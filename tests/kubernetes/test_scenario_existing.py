@@ -32,9 +32,9 @@ def secret(namespace: str) -> Object:
 
 
 def test_platform_namespace_secret_and_claim_that_exist_are_used_and_left(
-    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator
+    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator
 ) -> None:
-    cluster = dynamo_cluster
+    cluster, target = dynamo_cluster, kind
     with cluster.namespace("existing") as namespace:
         for each in (claim(namespace), secret(namespace)):
             cluster.api.create(each)
@@ -76,9 +76,9 @@ def _token_reference(job: Object) -> str:
 
 
 def test_weights_are_kept_when_asked_and_taken_back(
-    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
 ) -> None:
-    cluster = dynamo_cluster
+    cluster, target = dynamo_cluster, kind
     stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing")  # kept unless told not to
     stack.up()
     before = cluster.api.get(*CLAIM, stack_namespace)["metadata"]["uid"]
@@ -99,9 +99,9 @@ def test_weights_are_kept_when_asked_and_taken_back(
 
 
 def test_storage_that_waits_for_its_first_consumer(
-    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
 ) -> None:
-    cluster = dynamo_cluster
+    cluster, target = dynamo_cluster, kind
     stack = stack_of(
         scenario_driver,
         cluster,

@@ -54,9 +54,9 @@ def test_a_namespace_that_would_refuse_the_workers_gets_nothing(
 
 
 def test_pods_that_never_become_ready(
-    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
 ) -> None:
-    cluster, graph = dynamo_cluster, target.graph
+    cluster, target, graph = dynamo_cluster, kind, kind.graph
     stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing", load_timeout_seconds=60)
     stuck = {GRAPH_LABEL: graph, TYPE_LABEL: target.changed}
     with cluster.behave(pods.stay_unready(), stack_namespace, **stuck):
@@ -76,10 +76,10 @@ def test_pods_that_never_become_ready(
 
 
 def test_gpus_that_somebody_else_takes_meanwhile(
-    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
 ) -> None:
     """Enough of them when the checks look, too few when the pods come."""
-    cluster, graph = dynamo_cluster, target.graph
+    cluster, target, graph = dynamo_cluster, kind, kind.graph
     stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing", load_timeout_seconds=60)
     download = {"job-name": f"{graph}-download"}
     held, drained = ExitStack(), ExitStack()

@@ -19,6 +19,7 @@ CREATOR = "pulumi-kubernetes"
 PREFIX = "pulumi.com/"
 DEFAULT_TIMEOUT = 600.0
 CLAIM_TIMEOUT = 300.0  # the provider's own, whatever the program says
+LEAST_TIMEOUT = 120.0  # of what is not awaited by a condition, at any speed
 KNOWN_WITHOUT_WAIT = {
     *(("v1", kind) for kind in ("Namespace", "ConfigMap", "Secret", "ServiceAccount")),
     ("networking.k8s.io/v1", "NetworkPolicy"),
@@ -157,7 +158,7 @@ class Objects:
             if refused.status == 404:
                 return
             raise ObjectError(_refusal(refused)) from None
-        deadline = time.monotonic() + (timeout or DEFAULT_TIMEOUT) * self._speed
+        deadline = time.monotonic() + self._patience(timeout or DEFAULT_TIMEOUT)
         while (live := self.read(inputs)) is not None:
             if time.monotonic() > deadline:
                 held = ", ".join(live["metadata"].get("finalizers", [])) or "none"
@@ -193,7 +194,12 @@ class Objects:
             return live  # a custom resource without waitFor is not awaited
         else:
             raise NotImplementedError(f"how the provider waits for {kind[0]} {kind[1]} is not known here")
-        return self._until(problem, inputs, live, seconds * self._speed)
+        # What comes true by itself has the time that it takes; only a condition that may never come is hurried.
+        hurried = seconds * self._speed if wait_for else self._patience(seconds)
+        return self._until(problem, inputs, live, hurried)
+
+    def _patience(self, seconds: float) -> float:
+        return max(seconds * self._speed, min(seconds, LEAST_TIMEOUT))
 
     def _until(
         self, problem: Callable[[Object], str], inputs: Mapping[str, Any], live: Object, seconds: float
