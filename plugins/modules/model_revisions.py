@@ -37,7 +37,7 @@ EXAMPLES = r"""
 RETURN = r"""
 removed: {description: "What was removed: revision, bytes, checked_at.", returned: always, type: list, elements: dict}
 in_use: {description: "Revisions that are in use, each with the reason.", returned: always, type: dict}
-freed_bytes: {description: Bytes of what was removed., returned: always, type: int}
+freed_bytes: {description: Bytes of it that no other revision has as well., returned: always, type: int}
 skipped_because: {description: Why nothing was looked at; empty otherwise., returned: always, type: str}
 """
 
@@ -110,6 +110,7 @@ def run(module: AnsibleModule, layout: weights.Layout) -> dict[str, Any]:
         going = [revision for revision in going if revision.name not in result["in_use"]]
     left_behind = revisions.leftovers(layout)
     result["changed"] = bool(going or left_behind)
+    result["freed_bytes"] = revisions.freed(layout.snapshot.parent / revision.name for revision in going)
     if module._diff and result["changed"]:
         staying = [revision for revision in found if revision not in going]
         half = "".join(f"{path} (half removed)\n" for path in left_behind)
@@ -119,7 +120,6 @@ def run(module: AnsibleModule, layout: weights.Layout) -> dict[str, Any]:
         for revision in going:
             revisions.remove(layout, revision.name)
     result["removed"] = [revisions.described(revision) for revision in going]
-    result["freed_bytes"] = sum(revision.size for revision in going)
     return result
 
 

@@ -349,6 +349,7 @@ class Fetch:
         manifest = wanted["manifest"]
         source = weights.ManifestSource(self.request, manifest, str(self.params["source"]))
         files = [f for f in source.files() if not weights.ignored(f.path, self.request.ignore_patterns)]
+        weights.link_known(self.layout, files)
         missing = [f.sha256 for f in files if weights.bytes_here(self.layout, f) != f.size]
         if weights.weights_problem(self.layout, self.request.ignore_patterns) is None:
             missing = []

@@ -57,7 +57,7 @@ def engine() -> Iterator[dict[str, Any]]:
         "model": "openai/gpt-oss-120b",
         "container": "no-such-container",
         "unit": "gpt-oss@0.service",
-        "watchdog": {"timeout_seconds": 0.3, "failures": 3},
+        "watchdog": {"timeout_seconds": 60, "failures": 3},
     }
     server.shutdown()
     server.server_close()
@@ -75,6 +75,8 @@ def test_an_answer_is_a_sign_of_life_unless_it_is_a_server_error(
     engine: dict[str, Any], status: Any, problem: str
 ) -> None:
     Engine.answers["/v1/completions"] = status
+    if status == "never":
+        engine["watchdog"]["timeout_seconds"] = 0.3
     assert process.one_token(engine) == problem
 
 
@@ -181,7 +183,8 @@ def weights(tmp_path: Path) -> dict[str, Any]:
     snapshot.mkdir()
     (snapshot / "model.safetensors").write_bytes(b"12345678")
     marker = tmp_path / "marker.json"
-    marker.write_text(json.dumps({"files": [{"path": "model.safetensors", "size": 8}]}))
+    time_ns = (snapshot / "model.safetensors").stat().st_mtime_ns
+    marker.write_text(json.dumps({"files": [{"path": "model.safetensors", "size": 8, "mtime_ns": time_ns}]}))
     return {"marker": str(marker), "snapshot": str(snapshot)}
 
 
@@ -191,7 +194,12 @@ def test_verified_weights_are_no_problem(weights: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "says"),
-    [("marker", "is not there"), ("file", "weights are missing"), ("size", "cut: 3 bytes, 8 were verified")],
+    [
+        ("marker", "is not there"),
+        ("file", "weights are missing"),
+        ("size", "cut: 3 bytes, 8 were verified"),
+        ("content", "have changed since they were verified"),
+    ],
 )
 def test_weights_that_are_not_there_are_named_with_the_remedy(weights: dict[str, Any], harm: str, says: str) -> None:
     file = Path(weights["snapshot"]) / "model.safetensors"
@@ -200,7 +208,7 @@ def test_weights_that_are_not_there_are_named_with_the_remedy(weights: dict[str,
     elif harm == "file":
         file.unlink()
     else:
-        file.write_bytes(b"123")
+        file.write_bytes(b"123" if harm == "size" else b"87654321")
     assert says in process.weights_problem(weights)
     assert process.weights_problem(weights).endswith("Run playbooks/weights.yml")
 

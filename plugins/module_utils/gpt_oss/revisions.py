@@ -60,12 +60,16 @@ def installed(configuration_directory: str) -> set[Path]:
 
 
 def opened(snapshots: Iterable[Path], procfs: str = "/proc") -> set[Path]:
-    """Those of the snapshots with a file that a process has open or mapped, in a container or not."""
+    """Those of the snapshots with a file that a process has open or mapped, in a container or not.
+
+    A file that another revision has as well stays on the disk, and open, under its other name: it is not asked about.
+    """
     owner = {}
     for snapshot in snapshots:
         for path in snapshot.rglob("*"):
             status = path.lstat()
-            owner[status.st_dev, status.st_ino] = snapshot
+            if status.st_nlink == 1:
+                owner[status.st_dev, status.st_ino] = snapshot
     inodes = {str(inode): snapshot for (_, inode), snapshot in owner.items()}
     found = set()
     for process in Path(procfs).glob("[0-9]*"):
@@ -88,6 +92,18 @@ def _mapped(maps: str, inodes: dict[str, Path]) -> Iterator[Path]:
             snapshot = inodes[words[4]]
             if any(path.name == os.path.basename(words[5]) for path in snapshot.rglob("*")):
                 yield snapshot
+
+
+def freed(snapshots: Iterable[Path]) -> int:
+    """Bytes that no name leads to any more when these snapshots are gone."""
+    names: dict[tuple[int, int], int] = {}
+    total = 0
+    for path in (path for snapshot in snapshots for path in snapshot.rglob("*") if not path.is_dir()):
+        status = path.lstat()
+        key = (status.st_dev, status.st_ino)
+        names[key] = names.get(key, 0) + 1
+        total += status.st_size if names[key] == status.st_nlink else 0
+    return total
 
 
 def choose(found: Sequence[Revision], needed: Iterable[str], keep: int) -> list[Revision]:

@@ -34,7 +34,7 @@ def output(*command: str) -> tuple[int, str]:
 
 
 def weights_problem(process: dict[str, Any]) -> str:
-    """Names and sizes against the marker; no weights are read."""
+    """Names, sizes and times against the marker; no weights are read."""
     try:
         files: list[dict[str, Any]] = json.loads(Path(process["marker"]).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):
@@ -42,11 +42,14 @@ def weights_problem(process: dict[str, Any]) -> str:
     for entry in files:
         path = Path(process["snapshot"]) / entry["path"]
         try:
-            size = path.stat().st_size
+            found = path.stat()
         except OSError:
             return f"weights are missing: {path}. Run playbooks/weights.yml"
-        if size != entry["size"]:
-            return f"weights of {path} are cut: {size} bytes, {entry['size']} were verified. Run playbooks/weights.yml"
+        if found.st_size != entry["size"]:
+            sizes = f"{found.st_size} bytes, {entry['size']} were verified"
+            return f"weights of {path} are cut: {sizes}. Run playbooks/weights.yml"
+        if found.st_mtime_ns != entry["mtime_ns"]:
+            return f"weights of {path} have changed since they were verified. Run playbooks/weights.yml"
     return ""
 
 
