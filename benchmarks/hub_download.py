@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import mmap
 import os
 import platform
@@ -32,6 +31,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.results import BenchmarkError, finish
 from tests.stand_ins.hub import content
 from tests.stand_ins.hub.server import Fault, Hub, State
 from tests.weights.conftest import MODEL, ROOT, SHARD, Fetcher, RunningHub
@@ -43,10 +43,6 @@ DAY = 86_400 * 10**9
 
 # What the project promises.
 MOST_SECONDS_SECOND_RUN = 3.0
-
-
-class BenchmarkError(Exception):
-    """Something that cannot be measured; the message says why."""
 
 
 @contextmanager
@@ -315,19 +311,13 @@ def main() -> int:
     parser.add_argument("--directory", help="where the caches are made; on a disk (default: for temporary files)")
     parser.add_argument("--check", action="store_true", help="end with status 1 when a promise is broken")
     given = parser.parse_args()
-    try:
-        result = benchmark(given.mebibytes, given.cuts, given.kills, given.seed, given.repeat, given.directory)
-    except BenchmarkError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    report(result)
-    print(f"  {RESULT.relative_to(ROOT)}")
-    broken = broken_promises(result)
-    for promise in broken:
-        print(f"  BROKEN: {promise}")
-    return 1 if broken and given.check else 0
+    return finish(
+        lambda: benchmark(given.mebibytes, given.cuts, given.kills, given.seed, given.repeat, given.directory),
+        RESULT,
+        report,
+        broken_promises,
+        check=given.check,
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ where `pulumi` is on PATH: there every run loads everything anew, as for its use
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -26,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import BenchmarkError, finish
 from tests.kubernetes import build, cluster
 from tests.kubernetes.build import REPOSITORY, KubernetesError, say
 from tests.kubernetes.drivers import Driver, InProcess, RealEngine, Stack, changed
@@ -39,11 +39,6 @@ RESULT = REPOSITORY / "results" / "benchmarks" / "kubernetes_stack.json"
 # What the project promises.
 MOST_SECONDS_PLANNED_AND_REGISTERED = 1.0
 MOST_SECONDS_SECOND_UP = {True: 2.0, False: 5.0}  # in process, with the real engine
-
-
-class BenchmarkError(Exception):
-    """A run that cannot be measured; the message says why."""
-
 
 # A process of its own each time: in one, the catalog is read once. Modules are loaded before the clock starts.
 PLANNING = """
@@ -197,19 +192,14 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=5, help="times to measure each; the median counts")
     parser.add_argument("--check", action="store_true", help="end with status 1 when a promise is broken")
     arguments = parser.parse_args()
-    try:
-        result = benchmark(arguments.target, arguments.repeat)
-    except (BenchmarkError, KubernetesError) as error:
-        say(f"error: {error}")
-        return 1
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    report(result)
-    print(f"  {RESULT.relative_to(REPOSITORY)}")
-    broken = kept(result)
-    for promise in broken:
-        print(f"  BROKEN: {promise}")
-    return 1 if broken and arguments.check else 0
+    return finish(
+        lambda: benchmark(arguments.target, arguments.repeat),
+        RESULT,
+        report,
+        kept,
+        check=arguments.check,
+        errors=(KubernetesError,),
+    )
 
 
 if __name__ == "__main__":

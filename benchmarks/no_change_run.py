@@ -13,7 +13,6 @@ cost of round trips when each file has its own task.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -31,6 +30,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.results import BenchmarkError, finish
 from simulator.build import images as engine_images
 from simulator.build.registry import Registry
 from tests.hosts import hosts, mirror
@@ -47,10 +47,6 @@ MOST_TIMES_EIGHT_HOSTS = 4.0
 
 RECAP = re.compile(r"^(\S+) +: ok=\d+ +changed=(\d+) +unreachable=(\d+) +failed=(\d+)", re.M)
 TRIPS = re.compile(r"^(\S+) +: (\d+)$", re.M)
-
-
-class BenchmarkError(Exception):
-    """A run that cannot be measured; the message says why."""
 
 
 @dataclass
@@ -248,19 +244,14 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the hosts running")
     parser.add_argument("--check", action="store_true", help="end with status 1 when a promise is broken")
     arguments = parser.parse_args()
-    try:
-        result = benchmark(arguments.hosts, arguments.repeat, arguments.peer_tasks, keep=arguments.keep)
-    except (BenchmarkError, HostError) as error:
-        say(f"error: {error}")
-        return 1
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    report(result)
-    print(f"  {RESULT.relative_to(REPOSITORY)}")
-    broken = kept(result)
-    for promise in broken:
-        print(f"  BROKEN: {promise}")
-    return 1 if broken and arguments.check else 0
+    return finish(
+        lambda: benchmark(arguments.hosts, arguments.repeat, arguments.peer_tasks, keep=arguments.keep),
+        RESULT,
+        report,
+        kept,
+        check=arguments.check,
+        errors=(HostError,),
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from benchmarks.results import REPOSITORY, BenchmarkError
+
 RESULT = REPOSITORY / "results" / "benchmarks" / "read_ahead.json"
 PROGRAMS = REPOSITORY / "plugins" / "module_utils" / "gpt_oss"
 MODEL, REVISION = "benchmark/generated", "0" * 40
@@ -56,10 +57,6 @@ found = Here().verify_repo_checksums(sys.argv[2], revision=sys.argv[3], cache_di
 assert found.checked_count and not found.mismatches and not found.missing_paths, found
 print(__version__)
 """
-
-
-class BenchmarkError(Exception):
-    """What keeps this from being measured."""
 
 
 def load(name: str) -> ModuleType:
