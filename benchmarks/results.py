@@ -29,9 +29,10 @@ def finish(
     The exit status is 1 where it could not be measured (a `BenchmarkError` or one of `errors`), and with `check` where
     a promise is broken.
     """
+    expected: tuple[type[Exception], ...] = (BenchmarkError, *errors)
     try:
         result = measure()
-    except (BenchmarkError, *errors) as error:
+    except expected as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     path.parent.mkdir(parents=True, exist_ok=True)
