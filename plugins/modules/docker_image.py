@@ -18,9 +18,8 @@ options:
     type: str
     required: true
   record:
-    description: File on the host that keeps which image the name stands for.
+    description: File on the host that keeps which image the name stands for. Without it none is kept.
     type: path
-    required: true
   registry:
     description: Registry, with an optional path, that is asked instead of the one in O(name).
     type: str
@@ -119,7 +118,7 @@ class Image:
 
     def recorded(self) -> dict[str, Any] | None:
         """The record, if it is of this image from this source and the image is still there."""
-        content = read_file(self.asked["record"])
+        content = read_file(self.asked["record"]) if self.asked["record"] else None
         try:
             record: dict[str, Any] = json.loads(content or b"null") or {}
         except ValueError:
@@ -326,6 +325,8 @@ def have(image: Image) -> dict[str, Any]:
         if record["architecture"] != image.machine:
             raise host.DockerError(f"{image.name} is for {record['architecture']}, this host is {image.machine}")
     path = image.asked["record"]
+    if path is None:
+        return {"changed": bool(info), "needs_archive": False, "image": record, "reference": record["reference"]}
     before = read_file(path)
     after = (json.dumps(record, indent=2) + "\n").encode()
     result: dict[str, Any] = {
@@ -346,7 +347,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "record": {"type": "path", "required": True},
+            "record": {"type": "path"},
             "registry": {"type": "str"},
             "username": {"type": "str"},
             "password": {"type": "str", "no_log": True},

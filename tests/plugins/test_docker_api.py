@@ -123,6 +123,17 @@ def test_an_image_under_its_name_is_taken_and_recorded_without_a_registry(
     assert daemon.asked == ["/images/sha256:1/json"]
 
 
+def test_an_image_that_is_had_ahead_of_its_use_leaves_no_record(
+    run_module: RunModule, daemon: Daemon, wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    daemon.images[NAME] = {"Id": "sha256:1", "Architecture": MACHINE, "RepoDigests": []}
+    del wanted["record"]
+    result = run_module("docker_image", wanted)
+    assert result["changed"] is False
+    assert result["reference"] == "sha256:1"
+    assert not (tmp_path / "etc").exists()
+
+
 def test_a_name_that_moved_on_does_not_move_a_recorded_server(
     run_module: RunModule, daemon: Daemon, wanted: dict[str, Any]
 ) -> None:

@@ -359,6 +359,28 @@ def test_role_refuses_bad_input(
     assert not fetcher.directory.exists()
 
 
+def test_what_goes_on_meanwhile_begins_before_the_weights_and_only_where_they_have_to_come(
+    plays: Plays, fetcher: Fetcher, hub: RunningHub, bundle: Path, tmp_path: Path
+) -> None:
+    meanwhile, began = tmp_path / "meanwhile.yml", tmp_path / "began"
+    command = {"cmd": f"sh -c 'test ! -e {fetcher.marker} && touch {began}'"}
+    meanwhile.write_text(
+        yaml.safe_dump([{"name": "Begin", "ansible.builtin.command": command, "async": 60, "poll": 0}])
+    )
+    share = {"model_weights_source": "archive", "model_weights_path": str(bundle), "model_weights_path_on": "host"}
+    variables = weights_role(fetcher, hub, tmp_path, model_weights_meanwhile=str(meanwhile), **share)
+    tasks = plays.role("model_weights", variables)
+    checked = plays.run(tasks, "--check")
+    assert checked.status == 0, checked.output
+    assert "TASK [model_weights : Begin]" not in checked.output
+    first = plays.run(tasks)
+    assert first.status == 0, first.output
+    wait_for(began.exists, "the background task")
+    again = plays.run(tasks)
+    assert again.status == 0, again.output
+    assert "TASK [model_weights : Begin]" not in again.output
+
+
 # -- role model_cache --
 
 
