@@ -306,6 +306,11 @@ class CacheDrives:
                     ]
                 )
             self.done.append("unmount")
+        if point != self.wish.mount_point:
+            name = drive_picture.unit_name(self.ask, point)
+            if read_file(os.path.join(drive_picture.UNITS, name)) is not None:
+                self.do(["systemctl", "disable", name])
+                os.unlink(os.path.join(drive_picture.UNITS, name))
         for array in drives.arrays_of(picture, old):
             self.do(["mdadm", "--stop", f"/dev/{array}"])
             self.done.append(f"stop {array}")
@@ -374,7 +379,8 @@ class CacheDrives:
         self.do(["udevadm", "settle", "--timeout=60"])
         self.do(["systemctl", "daemon-reload"])
         self.do(["systemctl", "enable", name])
-        self.do(["systemctl", "start", name])
+        # Other options of what is mounted take a remount.
+        self.do(["systemctl", "reload" if os.path.ismount(record["mount_point"]) else "start", name])
         self.done.append("mount")
 
     # -- tools ---------------------------------------------------------------------------------------------------------

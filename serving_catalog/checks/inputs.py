@@ -34,6 +34,7 @@ _FORMS: tuple[tuple[str, str, str], ...] = (
         r"https?://[^/\s@?#]+(/[^\s?#]*)?",
         "the http or https address of a directory, without credentials or a query",
     ),
+    (r"^model_cache_drives$", r"none|auto|/dev/disk/by-id/[^/\s]+", "none, auto, or a list of /dev/disk/by-id/ names"),
     (r"^model_cache_mode$", r"0?[0-7]{3}", "an octal mode, such as '0755'"),
     (r"^model_weights_(huggingface_hub|libtorrent)_version$", r"\d+(\.\d+)+", "an exact version, such as 1.2.3"),
     (r"^docker_engine_version$", r"\d+\.\d+\.\d+", "an exact version, such as {docker}"),

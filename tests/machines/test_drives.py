@@ -81,9 +81,12 @@ def forget(machine: Machine, drives: Sequence[Drive] = DRIVES) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def blank_drives(session_machine: Machine) -> Iterator[None]:
+    patience = "/etc/systemd/system.conf.d/patience.conf"  # a boot is told of a lost drive sooner than after 90 s
+    session_machine.put({patience: b"[Manager]\nDefaultDeviceTimeoutSec=20s\n"})
     forget(session_machine)
     yield
     forget(session_machine, [Drive(serial) for serial in SERIALS])
+    session_machine.run(f"rm {patience}")
 
 
 def cache(machine: Machine, *flags: str, **inputs: object) -> CompletedProcess[str]:
