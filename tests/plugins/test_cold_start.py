@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.gpt_oss import cold_start
 
-from tests.plugins.conftest import RunModule
+from serving_catalog import load_catalog
+from serving_catalog.planning import plan_host
+from serving_catalog.plans import ServeRequest
+from tests.plugins.conftest import ROOT, RunModule
 
 # As the engines print them; the times are seconds after the start.
 VLLM = [
@@ -384,3 +389,66 @@ def test_an_engine_that_does_not_come_up_is_told_with_its_likely_cause(host: Sta
     assert result["failed"]
     assert "memory ran out" in result["msg"]
     assert result["cause"] == "out_of_memory"
+
+
+# -- through a play ----------------------------------------------------------------------------------------------------
+
+
+def play(host: StandIn, task: dict[str, Any]) -> str:
+    """Run one task on a host called gpu-01, with the stand-ins in front of the machine's own tools; what was said."""
+    path = f"{host.tools}{os.pathsep}{os.environ['PATH']}"
+    playbook = host.directory / "play.yml"
+    playbook.write_text(
+        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "environment": {"PATH": path}, "tasks": [task]}])
+    )
+    (host.state / "calls").write_text("")
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "gpu-01,", "-c", "local", str(playbook)],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "500"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def test_json_and_picture_are_kept_beside_the_hosts_verdict(host: StandIn) -> None:
+    said = play(
+        host,
+        {
+            "cold_start": {
+                "confirmed": True,
+                "configuration_directory": str(host.directory / "etc"),
+                "directory": str(host.directory / "result"),
+                "python": sys.executable,
+                "fio_bytes": 0,
+                "verdict_directory": str(host.directory / "verdicts"),
+            }
+        },
+    )
+    assert "failed=0" in said, said
+    assert "gpu-01: first token after " in said
+    kept = host.directory / "verdicts"
+    assert sorted(path.name for path in kept.iterdir()) == ["gpu-01.cold_start.json", "gpu-01.cold_start.png"]
+    assert json.loads((kept / "gpu-01.cold_start.json").read_text())["about"]["host"] == "gpu-01"
+
+
+def test_the_tag_alone_stops_nothing_and_installs_nothing(host: StandIn) -> None:
+    request = ServeRequest(engine="tensorrt_llm", profile="low_latency", gpu="H200", gpu_count=4)
+    plan = plan_host(request, load_catalog()).model_dump(mode="json")
+    said = play(
+        host,
+        {
+            "ansible.builtin.include_role": {"name": "benchmark", "tasks_from": "cold_start"},
+            "vars": {
+                "benchmark_plan": plan,
+                "benchmark_configuration_directory": str(host.directory / "etc"),
+                "benchmark_work_directory": str(host.directory / "work"),
+            },
+        },
+    )
+    assert "benchmark_cold_start_restart: false, so nothing was stopped" in said, said
+    assert "changed=0" in said
+    assert host.calls == []
