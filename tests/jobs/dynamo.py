@@ -15,14 +15,9 @@ from typing import Literal
 
 from plugins.module_utils.gpt_oss.probe_endpoint import Endpoint, Wait
 from simulator.build import packages
+from tests.ports import free_port
 
 Role = Literal["agg", "prefill", "decode"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Dynamo:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from serving_catalog.graphs.jobs import GraphJobs
+from tests.ports import free_port
 from tests.stand_ins.hub import content
 
 from .conftest import MODEL, reported
-from .dynamo import Dynamo, free_port
+from .dynamo import Dynamo
 from .pods import Pod, Ran
 
 # The recipe: 10 requests and one warm-up request for each slot, as many prompts as requests.

@@ -13,10 +13,11 @@ import pytest
 
 from plugins.module_utils.gpt_oss.probe_endpoint import REMEDIES
 from serving_catalog.graphs.jobs import GraphJobs
+from tests.ports import free_port
 from tests.weights.conftest import ROOT, wait_for
 
 from .conftest import MODEL, reported
-from .dynamo import Dynamo, free_port
+from .dynamo import Dynamo
 from .pods import Pod, Ran
 
 

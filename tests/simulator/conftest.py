@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,16 +13,11 @@ import pytest
 
 from plugins.module_utils.gpt_oss.probe_endpoint import Endpoint, Wait
 from simulator.build import local
+from tests.ports import free_port
 from tests.stand_ins.hub import content
 
 MODEL = "openai/gpt-oss-120b"
 SHORT = {"SIMULATOR_LOAD_SECONDS": "0.2", "SIMULATOR_SPEEDUP": "0"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

@@ -18,7 +18,8 @@ import pytest
 from plugins.module_utils.gpt_oss import probe_endpoint
 from plugins.module_utils.gpt_oss.probe_endpoint import Endpoint, Wait, run_probes
 from serving_catalog.checks import Check
-from tests.simulator.conftest import MODEL, Server, Start, free_port
+from tests.ports import free_port
+from tests.simulator.conftest import MODEL, Server, Start
 from tests.simulator.test_lifecycle import TRTLLM, VLLM
 
 SCRIPT = Path(probe_endpoint.__file__)
