@@ -119,6 +119,40 @@ def test_a_source_that_is_not_right_is_refused(
     alone.assert_nothing_visible()
 
 
+@pytest.mark.parametrize("after", [SHARD, "config.json", "manifest.json"])
+def test_an_archive_that_was_cut_between_two_files_is_refused(alone: Fetcher, bundle: Path, after: str) -> None:
+    """No file in it is short; that others are gone is known before the first of them is copied."""
+    with tarfile.open(bundle) as archive:
+        member = archive.getmember(after)
+    blocks = -(-member.size // tarfile.BLOCKSIZE)
+    bundle.write_bytes(bundle.read_bytes()[: member.offset_data + blocks * tarfile.BLOCKSIZE])
+    assert "is not a whole tar archive: it has no end mark. Copy it again" in alone.fails(f"--from={bundle}")
+    alone.assert_nothing_visible()
+    assert not list(alone.work.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("source", ["directory", "archive"])
+@pytest.mark.parametrize("harm", ["missing", "short"])
+def test_a_file_that_is_missing_or_short_is_known_before_the_first_is_copied(
+    alone: Fetcher, bundle: Path, tmp_path: Path, source: str, harm: str
+) -> None:
+    directory = unpacked(bundle, tmp_path / "source")
+    smallest = directory / "special_tokens_map.json"
+    if harm == "missing":
+        smallest.unlink()
+    else:
+        smallest.write_text("{")
+    given = directory
+    if source == "archive":
+        given = tmp_path / "again.tar"
+        with tarfile.open(given, "w") as archive:
+            for path in directory.iterdir():
+                archive.add(path, path.name)
+    message = alone.fails(f"--from={given}", encodings=True)
+    assert ("has no file special_tokens_map.json" if harm == "missing" else "it has 1 bytes") in message
+    assert not list(alone.work.rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize("how", ["cut", "noise", "empty", "absent", "damaged"])
 def test_an_archive_that_is_not_whole_is_refused(alone: Fetcher, bundle: Path, how: str) -> None:
     if how == "cut":

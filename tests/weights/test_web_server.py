@@ -228,7 +228,7 @@ WRONG: dict[str, tuple[Callable[[Server, Path], Any], tuple[str, ...], bool]] = 
     ),
     "sign-in page for one file": (
         lambda server, _: server.pages.update({SHARD: (200, "text/html", HTML, True)}),
-        (f"{SHARD} has {len(HTML)} bytes", "sign-in page"),
+        (f"{SHARD} in http", f"it has {len(HTML)} bytes", "sign-in page"),
         False,
     ),
     "page of unknown length": (
@@ -252,7 +252,7 @@ WRONG: dict[str, tuple[Callable[[Server, Path], Any], tuple[str, ...], bool]] = 
     ),
     "one file short": (
         lambda _, tree: (tree / SHARD).write_bytes(b"short"),
-        (f"{SHARD} has 5 bytes", "is it cut short"),
+        (f"{SHARD} in http", "is cut short", "it has 5 bytes"),
         False,
     ),
     "damaged": (lambda _, tree: shard_flipped(tree), (f"{SHARD} from http", "is damaged: its sha256 should be"), True),
@@ -268,8 +268,8 @@ WRONG: dict[str, tuple[Callable[[Server, Path], Any], tuple[str, ...], bool]] = 
     ),
     "no encodings": (
         lambda _, tree: shutil.rmtree(tree / "encodings"),
-        ("has no file encodings/", "copy the encodings there"),
-        True,
+        ("has no file encodings/", "lists there again"),
+        False,
     ),
 }
 

@@ -539,6 +539,9 @@ class Source:
     def read_encoding(self, encoding: Encoding) -> Iterator[bytes]:
         raise NotImplementedError
 
+    def require_encodings(self, encodings: Sequence[Encoding]) -> None:
+        """Stop where the source is known not to have one of them."""
+
     def held(self, wanted: WantedFile) -> int:
         """Bytes of a file that take up room on this disk already, in a place of the source's own."""
         return 0
@@ -749,7 +752,33 @@ class ManifestSource(Source):
             if not isinstance(size, int) or not re.match(r"[0-9a-f]{64}\Z", str(sha256)):
                 raise FetchError("{}: {!r} has no size or no sha256".format(self.origin, entry.get("path")), "manifest")
             files.append(WantedFile(safe_path(entry.get("path")), size, sha256=sha256))
+        layout, patterns = self.request.layout, self.request.ignore_patterns
+        self._require([f for f in files if not ignored(f.path, patterns) and bytes_here(layout, f) != f.size])
         return files
+
+    def require_encodings(self, encodings: Sequence[Encoding]) -> None:
+        self._require([WantedFile("encodings/" + e.file, e.size or -1, sha256=e.sha256) for e in encodings])
+
+    def _require(self, files: Sequence[WantedFile]) -> None:
+        """Stop before the first byte where a file is not there or of another size."""
+        problems = [problem for problem in self.problems(files) if problem]
+        if problems:
+            more = f"; and {len(problems) - 3} more files" if len(problems) > 3 else ""
+            raise FetchError("; ".join(problems[:3]) + more + f". Copy what {self.origin} lists there again", "source")
+
+    def problems(self, files: Sequence[WantedFile]) -> list[str]:
+        """What is wrong with each file as the source has it, without reading it; a size below 0 is not known."""
+        return [self.problem(wanted) for wanted in files]
+
+    def problem(self, wanted: WantedFile) -> str:
+        """What is wrong with one file; empty where nothing is, or nothing can be known before it is read."""
+        return ""
+
+    def other_size(self, wanted: WantedFile, size: int) -> str:
+        """What to say of a file with so many bytes; empty when they are what is wanted."""
+        if size == wanted.size or wanted.size < 0:
+            return ""
+        return f"{wanted.path} in {self.name} is cut short or another: it has {size} bytes, {wanted.size} were expected"
 
     def candidates(self, path: str) -> tuple[str, ...]:
         """Where a file may lie: plainly, or as a Hugging Face cache has it."""
@@ -773,6 +802,12 @@ class DirectorySource(ManifestSource):
                 return self.directory / candidate
         raise FetchError(f"{self.directory} has no file {path}, which its manifest lists", "source")
 
+    def problem(self, wanted: WantedFile) -> str:
+        try:
+            return self.other_size(wanted, self.find(wanted.path, wanted.sha256 or "").stat().st_size)
+        except FetchError as error:
+            return str(error)
+
     def read(self, wanted: WantedFile, offset: int) -> Iterator[bytes]:
         with self.find(wanted.path, wanted.sha256 or "").open("rb") as handle:
             handle.seek(offset)
@@ -793,6 +828,7 @@ class ArchiveSource(ManifestSource):
         try:
             self.archive = tarfile.open(str(path))  # noqa: SIM115 - closed by close()
             self.members = {str(PurePosixPath(m.name)): m for m in self.archive.getmembers() if m.isfile()}
+            self._require_end()
             origin = str(request.manifest or f"{MANIFEST_NAME} in {path}")
             if request.manifest is not None:
                 manifest = load_manifest(request.manifest)
@@ -809,6 +845,19 @@ class ArchiveSource(ManifestSource):
         if isinstance(error, FileNotFoundError):
             return FetchError(f"{self.path} does not exist", "source")
         return FetchError(f"{self.path} is not a whole tar archive: {error}. Copy it again", "source")
+
+    def _require_end(self) -> None:
+        """A plain archive that was cut between two files has no end mark; compressed ones are told by their format."""
+        if isinstance(self.archive.fileobj, io.BufferedReader):
+            self.archive.fileobj.seek(self.archive.offset)
+            if len(self.archive.fileobj.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+                raise tarfile.ReadError("it has no end mark")
+
+    def problem(self, wanted: WantedFile) -> str:
+        name = next((c for c in self.candidates(wanted.path) if c in self.members), None)
+        if name is None:
+            return f"{self.path} has no file {wanted.path}, which its manifest lists"
+        return self.other_size(wanted, self.members[name].size)
 
     def _read(self, path: str) -> Any:
         return self.archive.extractfile(self.members[path])
@@ -868,17 +917,11 @@ class HttpSource(ManifestSource):
         except FileNotFoundError:
             raise FetchError(f"{origin} does not exist (status 404). {remedy}", "source") from None
 
-    def files(self) -> list[WantedFile]:
-        files = [f for f in super().files() if not ignored(f.path, self.request.ignore_patterns)]
+    def problems(self, files: Sequence[WantedFile]) -> list[str]:
         with ThreadPoolExecutor(max_workers=max(1, self.request.workers)) as pool:
-            problems = [problem for problem in pool.map(self._look, files) if problem]
-        if problems:
-            more = f"; and {len(problems) - 3} more files" if len(problems) > 3 else ""
-            raise FetchError("; ".join(problems[:3]) + more + f". Copy what {self.origin} lists there again", "source")
-        return files
+            return list(pool.map(self.problem, files))
 
-    def _look(self, wanted: WantedFile) -> str:
-        """Find where a file lies; what is wrong with it there."""
+    def problem(self, wanted: WantedFile) -> str:
         for candidate in self.candidates(wanted.path):
             address = self._address(candidate)
             try:
@@ -886,7 +929,7 @@ class HttpSource(ManifestSource):
             except FileNotFoundError:
                 continue
             self.found[wanted.path] = address
-            return "" if length in (None, wanted.size) else self._other_size(wanted, length)
+            return "" if length is None else self.other_size(wanted, length)
         return f"{self.name} has no file {wanted.path}, which the manifest lists (status 404)"
 
     def _length(self, address: str) -> int | None:
@@ -898,11 +941,9 @@ class HttpSource(ManifestSource):
         except NotImplementedError:
             return None
 
-    def _other_size(self, wanted: WantedFile, size: int) -> str:
-        return (
-            f"{self.name}: {wanted.path} has {size} bytes, {wanted.size} were expected; is it cut short, or is there a"
-            " sign-in page in between?"
-        )
+    def other_size(self, wanted: WantedFile, size: int) -> str:
+        wrong = super().other_size(wanted, size)
+        return wrong and wrong + "; is there a sign-in page in between?"
 
     def _address(self, path: str) -> str:
         return self.name + "/" + urllib.parse.quote(path)
@@ -971,7 +1012,8 @@ class HttpSource(ManifestSource):
 
     def read(self, wanted: WantedFile, offset: int) -> Iterator[bytes]:
         try:
-            with self._open(self.found[wanted.path], offset) as response:
+            address = self.found.get(wanted.path) or self._address(wanted.path)
+            with self._open(address, offset) as response:
                 start = offset if response.status == 206 else 0  # else the server does not resume
                 said = response.headers.get("Content-Range", "")
                 if response.status == 206 and not said.startswith(f"bytes {offset}-"):
@@ -979,8 +1021,9 @@ class HttpSource(ManifestSource):
                         f"{self.name} was asked for {wanted.path} from byte {offset}, and sent {said}", "source"
                     )
                 length = response.headers.get("Content-Length")
-                if length is not None and start + int(length) != wanted.size:
-                    raise FetchError(self._other_size(wanted, start + int(length)), "source")
+                wrong = "" if length is None else self.other_size(wanted, start + int(length))
+                if wrong:
+                    raise FetchError(wrong, "source")
                 if length is None and response.headers.get_content_type() == "text/html":
                     raise FetchError(f"{self.name} sent an HTML page for {wanted.path}", "source")
                 for chunk in iter(lambda: response.read1(CHUNK), b""):
@@ -1429,6 +1472,7 @@ def fetch(
             prepare(request)
             source = (from_source or open_source)(request)
             try:
+                source.require_encodings(encodings_missing(layout, request.encodings))
                 job = Job(request, source, progress)
                 bring_weights = weights_problem(layout, request.ignore_patterns) is not None
                 if bring_weights:
