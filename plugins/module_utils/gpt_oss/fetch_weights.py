@@ -517,6 +517,11 @@ def progress_line(state: dict[str, Any]) -> str:
         line += ", {}/s".format(human(state["rate"]))
     if state.get("seconds_left") is not None:
         line += ", {} left".format(duration(state["seconds_left"]))
+    fleet = state.get("fleet")
+    if fleet:
+        last = min(fleet, key=lambda name: fleet[name])
+        done = sum(part >= 1 for part in fleet.values())
+        line += f"; {done} of {len(fleet)} others have all, the last is {last} with {100 * fleet[last]:.0f} %"
     return line
 
 

@@ -198,8 +198,10 @@ def settings(torrent: Any, sharing: Sharing) -> dict[str, Any]:
         "connection_speed": 100,
         "handshake_client_version": "",
         "user_agent": "",
-        "max_out_request_queue": 1500,
-        "max_allowed_in_request_queue": 4000,
+        # Few requests under way (1 MiB a connection): with long queues every host has asked the first one for most
+        # pieces before others can offer them, and the first one sends each piece twice.
+        "max_out_request_queue": 64,
+        "max_allowed_in_request_queue": 64,
         "send_buffer_watermark": 4 << 20,
         "send_buffer_low_watermark": 1 << 20,
         "max_queued_disk_bytes": 64 << 20,
