@@ -61,6 +61,8 @@ sync
 touch /run/half-way
 sleep 600
 """
+# Half a minute each time; that it is made, and boots, the reboot of the first cache has shown.
+NO_INITRAMFS = "#!/bin/sh\n"
 FORGET = rf"""
 systemctl disable --now '{MOUNT}' 2>/dev/null || true
 umount {POINT} /mnt/other 2>/dev/null || true
@@ -86,7 +88,7 @@ def blank_drives(session_machine: Machine) -> Iterator[None]:
     forget(session_machine)
     yield
     forget(session_machine, [Drive(serial) for serial in SERIALS])
-    session_machine.run(f"rm {patience}")
+    session_machine.run(f"rm -f {patience} /usr/local/sbin/mkfs.xfs /usr/local/sbin/update-initramfs")
 
 
 def cache(machine: Machine, *flags: str, **inputs: object) -> CompletedProcess[str]:
@@ -266,7 +268,11 @@ def test_a_lost_drive_is_told_of_and_the_cache_is_rebuilt_from_the_others(machin
 
 def test_a_power_cut_in_the_middle_of_mkfs_is_healed_by_the_next_run(machine: Machine) -> None:
     forget(machine)
-    machine.put({"/usr/local/sbin/mkfs.xfs": HALF_WAY.encode()}, modes={"/usr/local/sbin/mkfs.xfs": 0o755})
+    own = "/usr/local/sbin/"
+    machine.put(
+        {f"{own}mkfs.xfs": HALF_WAY.encode(), f"{own}update-initramfs": NO_INITRAMFS.encode()},
+        modes={f"{own}mkfs.xfs": 0o755, f"{own}update-initramfs": 0o755},
+    )
     cut = threading.Thread(target=cache, args=(machine,), kwargs={"model_cache_drives": BY_ID[:2]})
     cut.start()
     machine.run("for n in $(seq 3000); do test -e /run/half-way && exit 0; sleep 0.1; done; exit 1")
