@@ -1,4 +1,4 @@
-"""Running a Pulumi program in this process, with the SDK's own `set_mocks`, and an engine that answers for real."""
+"""Running a Pulumi program in this process, with the SDK's own mock settings, and an engine that answers for real."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ import grpc
 import pulumi
 import yaml
 from google.protobuf import empty_pb2, struct_pb2
-from pulumi.runtime import Mocks, mocks, set_mocks
+from pulumi.runtime import Mocks
 from pulumi.runtime.config import set_all_config
+from pulumi.runtime.mocks import MockEngine, MockMonitor, MockSettings
 from pulumi.runtime.proto import callback_pb2, callback_pb2_grpc, resource_pb2
-from pulumi.runtime.settings import SETTINGS, set_root_resource
+from pulumi.runtime.settings import SETTINGS, configure, set_root_resource
 from pulumi.runtime.stack import run_in_stack
 
 from . import values
@@ -92,7 +93,7 @@ def _text(value: Any) -> str:
     return json.dumps(value)
 
 
-class _Monitor(mocks.MockMonitor):
+class _Monitor(MockMonitor):
     """Answers a program's registrations out of a deployment."""
 
     def __init__(self, deployment: Deployment) -> None:
@@ -229,17 +230,23 @@ def run(
         asyncio.set_event_loop(loop)
         try:
             set_all_config(texts, [f"{project.name}:{key}" for key in secret_keys])
-            set_mocks(
-                _Answers(),
-                project=project.name,
-                stack=stack,
-                preview=deployment.preview,
-                logger=logger,
-                monitor=_Monitor(deployment),
-                organization="organization",
+            monitor = _Monitor(deployment)
+            # As the SDK's set_mocks, which begins a stack of its own: that one exports nothing, and may do so last.
+            features = set(monitor.GetDeploymentInfo(empty_pb2.Empty()).supportedFeatures)  # type: ignore[no-untyped-call]
+            configure(
+                MockSettings(  # type: ignore[no-untyped-call]
+                    monitor=monitor,
+                    monitor_features=features,
+                    engine=MockEngine(logger),
+                    project=project.name,
+                    stack=stack,
+                    dry_run=deployment.preview,
+                    organization="organization",
+                    callbacks=None,
+                )
             )
-            SETTINGS.outputs = set()  # set_mocks leaves those of the run before
-            set_root_resource(None)  # type: ignore[arg-type]  # the one of set_mocks exports nothing
+            SETTINGS.outputs = set()  # those of the run before are still there
+            set_root_resource(None)  # type: ignore[arg-type]
             loop.run_until_complete(run_in_stack(lambda: _execute(project)))
         except BaseException as error:
             problems.append(error)
