@@ -160,8 +160,9 @@ class Measurement:
     # -- the start -------------------------------------------------------------------------------------------------
 
     def measure(self) -> dict[str, Any]:
-        systemctl("stop", *self.units, READ_AHEAD)
+        there = properties(READ_AHEAD, "LoadState").get("LoadState") == "loaded"
         try:
+            systemctl("stop", *self.units, *([READ_AHEAD] if there else []))
             self.evict()
             files = [(str(path), size) for path, size in self.files if size > 0]
             drive: dict[str, Any] = {}

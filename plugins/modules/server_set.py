@@ -205,9 +205,9 @@ class Servers:
 
     def start(self) -> None:
         units = [unit(name) for name in self.restart]
-        if self.asked["engine_caches"] and self.asked["engine_cache"]:
-            # Their age is that of their last use: superfluous_caches() goes by it.
-            os.utime(os.path.join(self.asked["engine_caches"], self.asked["engine_cache"]))
+        caches = os.path.join(self.asked["engine_caches"] or "", self.asked["engine_cache"])
+        if self.asked["engine_caches"] and self.asked["engine_cache"] and os.path.isdir(caches):
+            os.utime(caches)  # their age is that of their last use: superfluous_caches() goes by it
         since = f"@{time.time():.3f}"
         host.run(["systemctl", "reset-failed", *units])
         status, output = host.run(["systemctl", "restart", *units], timeout=1800)

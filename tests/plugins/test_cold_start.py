@@ -209,13 +209,16 @@ words = [word for word in sys.argv[1:] if not word.startswith("--")]
 open(os.path.join(state, "calls"), "a").write(" ".join(sys.argv[1:]) + "\\n")
 if words[0] == "show":
     print("ActiveState=active" if os.path.exists(pid) else "ActiveState=inactive")
+    print("LoadState=not-found" if os.path.exists(os.path.join(state, "no read-ahead")) else "LoadState=loaded")
     journal = os.path.join(state, "journal")
     ended = os.path.exists(journal) and "OutOfMemoryError" in open(journal).read()
     print("NRestarts=" + ("1" if ended else "0"))
+elif words[0] == "stop" and os.path.exists(os.path.join(state, "stuck")):
+    sys.exit("a job timed out")
 elif words[0] == "stop" and os.path.exists(pid):
     os.kill(int(open(pid).read()), signal.SIGKILL)
     os.unlink(pid)
-elif words[0] == "start":
+elif words[0] == "start" and not os.path.exists(pid):
     nothing = open("/dev/null", "w")  # who waits for systemctl does not wait for what it started
     engine = subprocess.Popen([sys.executable, "{engine}"], start_new_session=True, stdout=nothing, stderr=nothing)
     open(pid, "w").write(str(engine.pid))
@@ -381,6 +384,15 @@ def test_a_guarded_endpoint_needs_its_token_before_anything_is_stopped(tmp_path:
         assert host.measure(run_module, api_key="a secret").get("failed") is not True
     finally:
         host.systemctl("stop")
+
+
+def test_what_cannot_be_stopped_is_told_and_the_service_comes_back(host: StandIn, run_module: RunModule) -> None:
+    (host.state / "stuck").touch()
+    (host.state / "no read-ahead").touch()
+    result = host.measure(run_module)
+    (host.state / "stuck").unlink()
+    assert "systemctl stop gpt-oss@0.service: a job timed out" in result["msg"]
+    assert host.calls == ["stop gpt-oss@0.service", "start --no-block gpt-oss@0.service"]
 
 
 def test_an_engine_that_does_not_come_up_is_told_with_its_likely_cause(host: StandIn, run_module: RunModule) -> None:
