@@ -187,6 +187,7 @@ def settings(torrent: Any, sharing: Sharing) -> dict[str, Any]:
         "upload_rate_limit": sharing.rate_limit,
         "download_rate_limit": sharing.rate_limit,
         "rate_limit_ip_overhead": False,
+        "ignore_limits_on_local_network": False,
         "unchoke_slots_limit": -1,
         "connections_limit": 1000,
         "listen_queue_size": 200,
@@ -272,9 +273,14 @@ class Swarm:
             params.file_priorities = [4 if i in wanted else 0 for i in range(self.info.layout().num_files())]
         self.session = self.torrent.session(settings(self.torrent, self.sharing), 0)
         self.session.set_ip_filter(self._only_peers())
-        everyone = self.torrent.peer_class_type_filter()  # no class without limits for hosts of the same network
-        self.session.set_peer_class_type_filter(everyone)
+        alike = self.torrent.ip_filter()  # by default, hosts of the same network are in a class without limits
+        alike.add_rule("0.0.0.0", "255.255.255.255", 0)  # noqa: S104 - nothing listens here
+        alike.add_rule("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 0)
+        self.session.set_peer_class_filter(alike)
         self.handle = self.session.add_torrent(params)
+        if self.sharing.rate_limit:
+            self.handle.set_upload_limit(self.sharing.rate_limit)
+            self.handle.set_download_limit(self.sharing.rate_limit)
         self._wait_for_port()
 
     def _only_peers(self) -> Any:
