@@ -304,8 +304,7 @@ class Machine:
             *("setpriv", "--pdeathsig", "KILL"),  # it does not outlive whoever tests
             "qemu-system-x86_64",
             *("-nodefaults", "-no-user-config", "-display", "none"),
-            # Without what makes the kernel load modules that nothing here uses.
-            *("-machine", "q35", "-cpu", "max,svm=off,aes=off,pclmulqdq=off", "-accel", "tcg,thread=multi,tb-size=512"),
+            *("-machine", "q35", "-cpu", "max", "-accel", "tcg,thread=multi,tb-size=512"),
             *("-smp", str(PROCESSORS), "-m", str(MEMORY_MIB)),
             # The kernel finds the root disk first, whatever the firmware boots from.
             *("-drive", f"if=none,id=root,format=qcow2,cache=unsafe,discard=unmap,file={self._overlay}"),
