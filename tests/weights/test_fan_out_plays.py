@@ -32,17 +32,17 @@ class Fleet:
     def cache(self, name: str) -> Fetcher:
         return Fetcher(self.directory / name, self.hub, self.hub.repository.revision)
 
-    def inventory(self, **more: dict[str, Any]) -> Path:
-        hosts = {
+    def inventory(self, everyone: dict[str, Any], hosts: dict[str, Any]) -> Path:
+        named = {
             name: {
                 "model_weights_directory": str(self.directory / name),
                 "model_weights_peer_address": self.address(name),
                 "model_weights_program_directory": str(self.directory / "libexec" / name),
-                **more.get(name, {}),
+                **hosts,
             }
             for name in self.names
         }
-        everyone: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "ansible_connection": "local",
             "ansible_python_interpreter": "/usr/bin/python3",
             "model_weights_model": {
@@ -60,13 +60,19 @@ class Fleet:
             "model_weights_fan_out": True,
             "model_weights_fan_out_venv": sys.prefix,
             "model_weights_fan_out_patience_seconds": 10,
-            **more.get("everyone", {}),
+            **everyone,
         }
         path = self.directory / "inventory.yml"
-        path.write_text(yaml.safe_dump({"all": {"hosts": hosts, "vars": everyone}}))
+        path.write_text(yaml.safe_dump({"all": {"hosts": named, "vars": shared}}))
         return path
 
-    def run(self, *options: str, serial: int | str = "100%", **more: dict[str, Any]) -> tuple[int, str]:
+    def run(
+        self,
+        *options: str,
+        serial: int | str = "100%",
+        everyone: dict[str, Any] | None = None,
+        hosts: dict[str, Any] | None = None,
+    ) -> tuple[int, str]:
         playbook = self.directory / "play.yml"
         play = {"hosts": "all", "gather_facts": False, "serial": serial, "roles": ["model_weights"]}
         playbook.write_text(yaml.safe_dump([play]))
@@ -80,7 +86,7 @@ class Fleet:
         done = subprocess.run(
             [
                 str(Path(sys.executable).with_name("ansible-playbook")),
-                f"--inventory={self.inventory(**more)}",
+                f"--inventory={self.inventory(everyone or {}, hosts or {})}",
                 str(playbook),
                 *options,
             ],
@@ -129,3 +135,16 @@ def test_one_host_downloads_and_all_have_it(fleet: Fleet, hub: RunningHub) -> No
     assert "changed=1" not in output
     assert hub.requests == []
     assert "Share |" not in output
+
+
+def test_a_late_host_asks_no_hub(fleet: Fleet, hub: RunningHub) -> None:
+    """Hosts outside the limit have it: they are asked, give it, and stop listening."""
+    status, output = fleet.run("--limit=gpu-01")
+    assert status == 0, output
+    hub.mend()
+    status, output = fleet.run("--limit=gpu-03")
+    assert status == 0, output
+    fleet.assert_complete("gpu-03")
+    assert not fleet.cache("gpu-02").directory.exists()
+    assert hub.requests == []
+    fleet.assert_nothing_listens()
