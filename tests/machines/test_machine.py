@@ -73,4 +73,4 @@ def test_an_initramfs_made_on_the_machine_is_the_one_it_boots(machine: Machine) 
     )
     machine.reboot()
     assert machine.run("cat /run/initramfs-test") == "here\n"
-    machine.run(f"rm {hook}; update-initramfs -u")
+    machine.run(f"rm {hook}")  # what is in the initramfs harms nobody, and making one takes a minute and more
