@@ -19,7 +19,7 @@ $(VENV)/ready: requirements.txt requirements-dev.txt pyproject.toml
 	$(VENV)/bin/pip install --quiet --requirement requirements-dev.txt
 	touch $@
 
-test: lint types test-unit test-kubernetes test-machines test-roles test-e2e ## Everything: linters, types, unit tests, Kubernetes, drives and reboots, every role and the whole site on real systemd hosts
+test: lint types test-unit test-kubernetes test-roles test-e2e ## Everything but test-machines: linters, types, unit tests, Kubernetes, every role and the whole site on real systemd hosts
 
 lint: setup ## ruff and ansible-lint (production profile, offline)
 	$(RUN) ruff check . && ruff format --check .
@@ -34,7 +34,7 @@ test-unit: setup ## Catalog, plugins, weights, simulator, documents
 test-kubernetes: setup ## Manifests, operator and Pulumi program against a real control plane (skipped without Go)
 	$(RUN) pytest -m kubernetes $(SHARED) --maxprocesses=2
 
-test-machines: setup ## Drives and reboots on a machine in QEMU with its own kernel (skipped without QEMU)
+test-machines: setup ## Drives and reboots on a machine in QEMU with its own kernel; half an hour and more in emulation, so not in `test`
 	$(RUN) pytest -m machines
 
 test-roles: setup ## Every role's molecule scenario, and what else needs a systemd host
