@@ -102,7 +102,7 @@ def state(machine: Machine) -> dict[str, str]:
         f"findmnt --noheadings --output SOURCE {POINT} || echo none\n"
         f"systemctl show --property=UnitFileState --value '{MOUNT}'\n"
         f'python3 -c \'import json; print(json.load(open("{RECORD}"))["state"])\' 2>/dev/null || echo none\n'
-        "grep -c raid /proc/mdstat || true\n"
+        "grep -c ^md /proc/mdstat || true\n"
     ).splitlines()
     return dict(zip(("filesystem", "source", "unit", "record", "arrays"), told, strict=True))
 
