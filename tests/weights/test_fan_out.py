@@ -149,6 +149,7 @@ class Swarm:
 @pytest.fixture(scope="module")
 def filled(_servers: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Fetcher:
     """A cache that was filled by a download."""
+    _servers.mend()
     cache = Fetcher(tmp_path_factory.mktemp("filled") / "cache", _servers, _servers.repository.revision)
     cache.environment["IGNORE_PATTERNS"] = "original/* metal/*"
     cache.fetch(encodings=True)
