@@ -27,10 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from benchmarks.results import REPOSITORY, BenchmarkError
+from tests.programs import load
 
 RESULT = REPOSITORY / "results" / "benchmarks" / "read_ahead.json"
 PROGRAMS = REPOSITORY / "plugins" / "module_utils" / "gpt_oss"
@@ -59,18 +59,7 @@ print(__version__)
 """
 
 
-def load(name: str) -> ModuleType:
-    """A program of the project, as a module."""
-    spec = importlib.util.spec_from_file_location(f"gpt_oss_{name}", PROGRAMS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-read_ahead = load("read_ahead")
+read_ahead = load("plugins/module_utils/gpt_oss/read_ahead.py")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+# Tests know that they failed, as those on hosts do.
+from tests.hosts.conftest import pytest_runtest_makereport as pytest_runtest_makereport
+
 from .image import Image, UnavailableError, build
 from .machine import Drive, Machine
 
-# Set where a missing QEMU is a mistake of whoever set the machine up: .ci/run.
+# Set where a missing QEMU is a mistake of whoever set the machine up.
 REQUIRED = "GPT_OSS_REQUIRE_MACHINES"
 DRIVES = tuple(Drive(f"SN000{number}") for number in (1, 2, 3, 4))
 
@@ -43,11 +46,3 @@ def machine(session_machine: Machine, request: pytest.FixtureRequest) -> Iterato
         print(f"\n===== console =====\n{session_machine.console()}")
         if session_machine.is_running:
             print(f"\n===== journal =====\n{session_machine.journal()}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    report = yield
-    if call.when == "call" and report.failed:  # type: ignore[attr-defined]
-        item.failed = True  # type: ignore[attr-defined]
-    return report

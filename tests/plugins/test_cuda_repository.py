@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
+
+from tests.programs import load
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASES = yaml.safe_load((ROOT / "serving_catalog/data/releases.yml").read_text())
@@ -19,12 +20,7 @@ UBUNTU_CHECKSUM = RELEASES["cuda_keyring"]["checksums"]["ubuntu2404/x86_64"]
 
 @pytest.fixture(scope="module")
 def cuda_repository() -> Callable[..., dict[str, Any]]:
-    spec = importlib.util.spec_from_file_location("cuda_repository_filter", ROOT / "plugins/filter/cuda_repository.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[..., dict[str, Any]] = module.cuda_repository
+    found: Callable[..., dict[str, Any]] = load("plugins/filter/cuda_repository.py").cuda_repository
     return found
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,18 +12,9 @@ from serving_catalog import load_catalog
 from serving_catalog.docker import Layout, cache_directories
 from serving_catalog.planning import plan_host
 from serving_catalog.plans import Process, ServeRequest, image_key
-from tests.plugins.conftest import ROOT
+from tests.programs import load
 
 DIGESTS = ["registry.example.org/tensorrt-llm@sha256:" + digit * 64 for digit in "01"]
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("server_set", ROOT / "plugins/modules/server_set.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def process(engine: str) -> Process:
@@ -75,7 +64,7 @@ def servers(caches: Path | None, kept: int = 1, current: str = "current") -> Any
         "engine_cache": current,
         "engine_caches_kept": kept,
     }
-    return load().Servers(asked, False)
+    return load("plugins/modules/server_set.py").Servers(asked, False)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,18 +15,10 @@ from ansible.errors import AnsibleFilterError
 from serving_catalog import load_catalog
 from serving_catalog.planning import plan_host
 from serving_catalog.plans import ServeRequest
+from tests.programs import load
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "registry.example.org/nvidia/tensorrt-llm/release@sha256:" + "0" * 64
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 FILTERS = load("plugins/filter/inference_server.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import json
 import threading
 import time
@@ -13,12 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.programs import load
+
 PROGRAM = Path(__file__).resolve().parents[2] / "roles/inference_server/files/process.py"
-SPEC = importlib.util.spec_from_file_location("gpt_oss_process", PROGRAM)
-assert SPEC is not None
-assert SPEC.loader is not None
-process = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(process)
+process = load("roles/inference_server/files/process.py")
 
 
 class Engine(http.server.BaseHTTPRequestHandler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.programs import load
 from tests.stand_ins.hub import content
 from tests.stand_ins.hub.server import Fault, Hub, State, make_state
 
@@ -207,13 +207,7 @@ def fetcher(tmp_path: Path, hub: RunningHub) -> Fetcher:
 @pytest.fixture(scope="session")
 def program() -> ModuleType:
     """The program's functions."""
-    spec = importlib.util.spec_from_file_location("fetch_weights_under_test", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("plugins/module_utils/gpt_oss/fetch_weights.py")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import ansible.module_utils
 import pytest
 import yaml
 
+from tests.programs import load
 from tests.stand_ins.hub.server import Fault
 
 from .conftest import MODEL, ROOT, SHARD, TOKEN, Fetcher, RunningHub, wait_for
@@ -423,14 +423,7 @@ def cache_module() -> ModuleType:
     own = str(ROOT / "plugins" / "module_utils")
     if own not in ansible.module_utils.__path__:
         ansible.module_utils.__path__.append(own)
-    spec = importlib.util.spec_from_file_location(
-        "cache_directory", ROOT / "plugins" / "modules" / "cache_directory.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("plugins/modules/cache_directory.py")
 
 
 def findings(module: ModuleType, tmp_path: Path, mount: str, **inputs: Any) -> str:

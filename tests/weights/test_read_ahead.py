@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import json
 import os
 import re
@@ -15,9 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.programs import load
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "plugins/module_utils/gpt_oss/read_ahead.py"
@@ -25,17 +25,7 @@ MIB = 1 << 20
 SIZES = (40 * MIB + 12345, 33 * MIB, 7)
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpt_oss_read_ahead", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-read_ahead = load()
+read_ahead = load("plugins/module_utils/gpt_oss/read_ahead.py")
 
 
 class Health(http.server.BaseHTTPRequestHandler):

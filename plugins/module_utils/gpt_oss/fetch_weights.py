@@ -619,20 +619,9 @@ class HubSource(Source):
         return wanted
 
     def _ask(self, call: Callable[[], Any], what: str) -> Any:
-        """Ask the hub for something small, again after a moment when it is busy or the line drops."""
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return self._translated(call, what)
-            except BrokenOffError as error:
-                if attempt >= self.request.attempts:
-                    raise FetchError(
-                        f"{self.name} cannot be reached for {what}: {error}. Check the network, the proxy, and the"
-                        " endpoint (HF_ENDPOINT)",
-                        "unreachable",
-                    ) from None
-                time.sleep(pause(attempt, error.retry_after))
+        """Ask the hub for something small."""
+        look_at = "the network, the proxy, and the endpoint (HF_ENDPOINT)"
+        return persistently(lambda: self._translated(call, what), what, self.name, self.request.attempts, look_at)
 
     def _translated(self, call: Callable[[], Any], what: str) -> Any:
         try:
@@ -954,20 +943,9 @@ class HttpSource(ManifestSource):
         return self.name + "/" + urllib.parse.quote(path)
 
     def _ask(self, call: Callable[[], Any], what: str) -> Any:
-        """Ask for something small, again after a moment when the server is busy or the line drops."""
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return call()
-            except BrokenOffError as error:
-                if attempt >= self.request.attempts:
-                    raise FetchError(
-                        f"{self.name} cannot be reached for {what}: {error}. Check the address, the network and the"
-                        " proxy",
-                        "unreachable",
-                    ) from None
-                time.sleep(pause(attempt, error.retry_after))
+        """Ask for something small."""
+        look_at = "the address, the network and the proxy"
+        return persistently(call, what, self.name, self.request.attempts, look_at)
 
     @contextlib.contextmanager
     def _open(self, address: str, offset: int = 0, method: str = "GET") -> Iterator[Any]:
@@ -1093,6 +1071,20 @@ def open_source(request: Request) -> Source:
 def pause(attempt: int, retry_after: float | None = None) -> float:
     """Seconds to wait before asking again: longer each time, or what the hub asked for."""
     return min(60.0, retry_after if retry_after is not None else 0.5 * 2 ** min(attempt - 1, 5))
+
+
+def persistently(call: Callable[[], Any], what: str, name: str, attempts: int, look_at: str) -> Any:
+    """What `call` returns, asked again after a moment when the server is busy or the line drops."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return call()
+        except BrokenOffError as error:
+            if attempt >= attempts:
+                told = f"{name} cannot be reached for {what}: {error}. Check {look_at}"
+                raise FetchError(told, "unreachable") from None
+            time.sleep(pause(attempt, error.retry_after))
 
 
 # -- the work --
