@@ -132,12 +132,9 @@ description:
 """
 
 import contextlib
-import errno
-import fcntl
 import ipaddress
 import json
 import os
-import pkgutil
 import signal
 import socket
 import subprocess
@@ -148,6 +145,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpt_oss import fetch_weights as weights
 from ansible.module_utils.gpt_oss import share_weights as sharing
+from ansible.module_utils.gpt_oss.background import install, last_lines, locked, read_state
 
 PROGRAMS = ("fetch_weights.py", "share_weights.py")
 START_SECONDS = 60.0
@@ -249,18 +247,18 @@ class Share:
         os.close(handle)
         return False
 
+    def own_lock(self) -> int:
+        handle: int | None = locked(self.lock)
+        if handle is None:
+            raise weights.FetchError("another play has just begun to share weights on this host", "busy")
+        return handle
+
     # -- the program --
 
     def install(self) -> Path:
         """Put the programs on the host; they are this module's own other half."""
-        for name in PROGRAMS:
-            content = pkgutil.get_data("ansible.module_utils.gpt_oss", name)
-            assert content is not None
-            path = Path(self.params["program_directory"]) / name
-            if not path.exists() or path.read_bytes() != content:
-                weights.write_atomically(path, content.decode("utf-8"))
-                path.chmod(0o755)
-        return Path(self.params["program_directory"]) / PROGRAMS[1]
+        installed: list[Path] = [install(name, self.params["program_directory"]) for name in PROGRAMS]
+        return installed[1]
 
     def command(self, command: str, *more: str) -> list[str]:
         params, layout = self.params, self.layout
@@ -309,9 +307,7 @@ class Share:
     def offer(self) -> dict[str, Any]:
         """Let the fleet take the snapshot; a program that offers already is replaced, for its peers may be others."""
         self.stop()
-        handle = locked(self.lock)
-        if handle is None:
-            raise weights.FetchError("another play has just begun to share weights on this host", "busy")
+        handle = self.own_lock()
         try:
             self.keep_description()
             self.start(self.command("offer", *self.takes_part()), self.offering, self.offering_log, handle, None)
@@ -331,9 +327,7 @@ class Share:
             return {"changed": True, "attached": True}
         try:
             self.stop()
-            handle = locked(self.lock)
-            if handle is None:
-                raise weights.FetchError("another play has just begun to share weights on this host", "busy")
+            handle = self.own_lock()
             try:
                 self.keep_description()
                 command = self.command(
@@ -426,34 +420,11 @@ def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def locked(path: Path) -> int | None:
-    """The lock's descriptor, or nothing while somebody holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(str(path), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return None
-        raise
-    return handle
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def tail(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return last_lines(path) or "its log is empty"
     except OSError:
         return "it wrote no log"
-    return " | ".join(lines[-5:]) or "its log is empty"
 
 
 def main() -> None:

@@ -170,7 +170,6 @@ import fcntl
 import hashlib
 import json
 import os
-import pkgutil
 import subprocess
 import time
 from pathlib import Path
@@ -179,6 +178,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpt_oss import fetch_weights as weights
 from ansible.module_utils.gpt_oss import revisions
+from ansible.module_utils.gpt_oss.background import install, last_lines, locked, read_state
 
 PROGRAM = "fetch_weights.py"
 
@@ -225,12 +225,7 @@ class Fetch:
     def try_lock(self) -> int | None:
         """The lock's descriptor, or nothing while a fetch is running."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(str(self.layout.lock), os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
+        descriptor: int | None = locked(self.layout.lock)
         return descriptor
 
     def start(self, lock: int) -> None:
@@ -290,20 +285,11 @@ class Fetch:
 
     def install_program(self) -> Path:
         """Put the fetching program on the host; it is the module's own other half."""
-        content = pkgutil.get_data("ansible.module_utils.gpt_oss", PROGRAM)
-        assert content is not None
-        path = Path(self.params["program_directory"]) / PROGRAM
-        if not path.exists() or path.read_bytes() != content:
-            weights.write_atomically(path, content.decode("utf-8"))
-            path.chmod(0o755)
+        path: Path = install(PROGRAM, self.params["program_directory"])
         return path
 
     def progress(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.progress_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {"state": "starting"}
-        return found if isinstance(found, dict) else {"state": "starting"}
+        return read_state(self.progress_file) or {"state": "starting"}
 
     def follow(self, seconds: float) -> dict[str, Any]:
         """Wait for the end, but no longer than this, and say how far it is."""
@@ -319,10 +305,10 @@ class Fetch:
 
     def last_words(self) -> str:
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            said = last_lines(self.log)
         except OSError:
             return "it wrote no log"
-        return "its last lines: " + " | ".join(lines[-5:]) if lines else "its log is empty"
+        return f"its last lines: {said}" if said else "its log is empty"
 
     def tidy(self) -> None:
         """After success nothing of the fetch stays behind."""

@@ -172,7 +172,7 @@ def swarm(tmp_path: Path, hub: RunningHub, filled: Fetcher) -> Iterator[Swarm]:
 
 
 def test_all_take_it_at_once_and_nobody_listens_afterwards(swarm: Swarm) -> None:
-    source = swarm.offer(1)
+    source = swarm.offer(1, f"--rate-limit={SLOW}")  # whoever takes is faster with the others' help
     results = swarm.done(**{f"host{n}": swarm.take(n, "--offer-afterwards") for n in (2, 3, 4)})
     swarm.assert_complete(2, 3, 4)
     assert all(r["changed"] and r["transferred_bytes"] >= swarm.hub.size for r in results)
