@@ -38,7 +38,7 @@ test-machines: setup ## Drives and reboots on a machine in QEMU with its own ker
 	$(RUN) pytest -m machines
 
 test-roles: setup ## Every role's molecule scenario, and what else needs a systemd host
-	$(RUN) pytest -m "hosts and not e2e"
+	$(RUN) pytest -m "hosts and not e2e" $(SHARED) --maxprocesses=2
 
 test-e2e: setup ## site.yml on two hosts with different engines, from nothing to removed
 	$(RUN) pytest -m e2e

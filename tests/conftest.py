@@ -36,9 +36,13 @@ LONGEST = (
     "tests/kubernetes/test_scenario.py",
     "tests/kubernetes/test_scenario_existing.py",
     "tests/kubernetes/test_scenario_blue_green.py",
+    "tests/hosts/test_roles.py",
+    "tests/hosts/test_driver_roles.py",
+    "tests/hosts/test_server_cases.py",
+    "tests/site/test_bad_host.py",
 )
 # The others' tests stay together, with what their module's fixtures have started.
-TEST_BY_TEST = {name for name in LONGEST if "test_scenario" in name}
+TEST_BY_TEST = {name for name in LONGEST if "test_scenario" in name or name.endswith("/test_roles.py")}
 
 
 class Shared(LoadFileScheduling):  # type: ignore[misc]  # of a class without types

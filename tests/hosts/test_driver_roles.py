@@ -255,7 +255,7 @@ def test_a_fabric_that_does_not_complete_fails_in_bounded_time(fabric: Bench) ->
             says=["8 In Progress (GPU 0, 1, 2, 3, 4, 5, 6, 7)", "error 802", "docs/runbooks/fabric-not-completed.md"],
             nvidia_fabric_timeout=4,
         )
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - begun < 150
     finally:
         fabric.run("stand-in-fault none")
 

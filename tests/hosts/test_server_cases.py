@@ -31,7 +31,7 @@ pytestmark = pytest.mark.hosts
 
 NAME = "server-cases"
 SCENARIO = REPOSITORY / "roles/inference_server/molecule/default"
-IMAGE = "nvcr.io/test/inference-server:1"
+IMAGE = f"nvcr.io/test/inference-server:{NAME}"
 # The small engine fails at once or not at all.
 SHORT = {"inference_server_settle_seconds": 2}
 

@@ -70,8 +70,8 @@ def run_module() -> RunModule:
 
 
 @pytest.fixture(scope="session")
-def plugin_host() -> Iterator[hosts.Host]:
-    """One systemd host for all tests of plugins that need one."""
-    host = hosts.up("plugins", hardware=None)
+def plugin_host(worker_id: str) -> Iterator[hosts.Host]:
+    """One systemd host for all tests of plugins that need one, in each process that shares them."""
+    host = hosts.up(f"plugins-{worker_id}", hardware=None)
     yield host
     hosts.down(host.name)
