@@ -241,7 +241,7 @@ class ActionModule(ActionBase):
             wrong = {re.split(r"[:.\[]", problem, maxsplit=1)[0] for problem in problems}
             plan, plan_problems = _planned(given, wrong)
             problems += plan_problems
-            problems += _role_problems(given, wrong, plan)
+            problems += _role_problems(given, wrong, plan, variables["groups"]["all"])
         if problems:
             listed = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
             return {
@@ -327,7 +327,9 @@ def _planned(given: Mapping[str, Any], wrong: set[str]) -> tuple[dict[str, Any] 
     return data, problems
 
 
-def _role_problems(given: Mapping[str, Any], wrong: set[str], plan: Mapping[str, Any] | None) -> list[str]:
+def _role_problems(
+    given: Mapping[str, Any], wrong: set[str], plan: Mapping[str, Any] | None, hosts: Sequence[str]
+) -> list[str]:
     """What stands against the roles' inputs beyond their types. What is `wrong` already is not judged twice."""
     right = {name: value for name, value in given.items() if name not in wrong}
     types = {name: option.get("type", "str") for options in role_options().values() for name, option in options.items()}
@@ -336,7 +338,7 @@ def _role_problems(given: Mapping[str, Any], wrong: set[str], plan: Mapping[str,
         catalog = load_catalog(overlay if Path(overlay).is_absolute() else None)
     except CatalogError:  # reported with the plan
         return []
-    return input_problems(right, types, plan, catalog, lambda path: Path(path).exists())
+    return input_problems(right, types, plan, catalog, lambda path: Path(path).exists(), hosts)
 
 
 def _handed_over_problems(given: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ def agreed(given: Mapping[str, Any]) -> Any:
             f" on the command line what shall count, such as -e {NAME}={next(iter(by_value))}"
         )
     value = next(value for value in given.values() if value is not None)
-    problems = input_problems({NAME: value}, {}, None, load_catalog(), lambda path: False)
+    problems = input_problems({NAME: value}, {}, None, load_catalog(), lambda path: False, ())
     if problems:
         raise ValueError("; ".join(problems))
     return value

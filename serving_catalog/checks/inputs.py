@@ -1,6 +1,6 @@
 """Roles' inputs, judged before any host is asked.
 
-    input_problems({"nvidia_driver_version": "565.57.01", ...}, types, plan, load_catalog(), exists)
+    input_problems({"nvidia_driver_version": "565.57.01", ...}, types, plan, load_catalog(), exists, hosts)
 
 A role refuses the same things, but its turn comes when other roles have changed the host already. Values arrive as the
 inventory gives them, their types checked. What only the host can tell (its distribution, its packages) is preflight's.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from serving_catalog.checks.judging import Plan, branch_of, numbers
@@ -52,12 +52,17 @@ _WHERE = {
 
 
 def input_problems(
-    given: Inputs, types: Mapping[str, str], plan: Plan | None, catalog: Catalog, exists: Callable[[str], bool]
+    given: Inputs,
+    types: Mapping[str, str],
+    plan: Plan | None,
+    catalog: Catalog,
+    exists: Callable[[str], bool],
+    hosts: Collection[str],
 ) -> list[str]:
     """One sentence for everything that is wrong with what an inventory gives to the roles.
 
-    `types` says of each role's input what it is, `exists` whether a path is on the controller. `plan` is None where the
-    request could not be planned.
+    `types` says of each role's input what it is, `exists` whether a path is on the controller, `hosts` are the
+    inventory's. `plan` is None where the request could not be planned.
     """
     problems = [
         problem
@@ -67,6 +72,7 @@ def input_problems(
     ]
     if not problems:  # what follows reads versions, and would repeat what is wrong with them
         problems += [*_driver(given, plan, catalog), *_versions(given, catalog), *_together(given, exists)]
+        problems += _peers(given, hosts)
     return problems
 
 
@@ -203,3 +209,13 @@ def _together(given: Inputs, exists: Callable[[str], bool]) -> Iterator[str]:
         file = given.get(name)
         if file and _on_controller(name, given) and not exists(str(file)):
             yield f"{name}: {str(file)!r} is not on the controller; name one that is, or set {where} to host"
+
+
+def _peers(given: Inputs, hosts: Collection[str]) -> Iterator[str]:
+    """Weights are taken from hosts of the inventory alone."""
+    for peer in given.get("model_weights_peers") or []:
+        if str(peer) not in hosts:
+            yield (
+                f"model_weights_peers: {_shown(peer)} is not in the inventory; add the host to it, or take it off the"
+                f" list. Allowed: {', '.join(hosts)}"
+            )

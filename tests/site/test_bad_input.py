@@ -288,6 +288,12 @@ ROWS: dict[str, Row] = {
         "model_weights_url",
         "http or https address of a directory, without credentials",
     ),
+    "peer_that_is_not_in_the_inventory": row(
+        {"model_weights_fan_out": True, "model_weights_peers": ["peer_that_is_not_in_the_inventory", "gpu-99"]},
+        "model_weights_peers",
+        "'gpu-99' is not in the inventory",
+        "add the host to it",
+    ),
     "weights_archive_missing": row(
         {"model_weights_source": "archive", "model_weights_path": "/nowhere/weights.tar"},
         "model_weights_path",
