@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,13 +33,13 @@ class Fleet:
     def cache(self, name: str) -> Fetcher:
         return Fetcher(self.directory / name, self.hub, self.hub.repository.revision)
 
-    def inventory(self, everyone: dict[str, Any], hosts: dict[str, Any]) -> Path:
+    def inventory(self, everyone: dict[str, Any], hosts: dict[str, dict[str, Any]]) -> Path:
         named = {
             name: {
                 "model_weights_directory": str(self.directory / name),
                 "model_weights_peer_address": self.address(name),
                 "model_weights_program_directory": str(self.directory / "libexec" / name),
-                **hosts,
+                **hosts.get(name, {}),
             }
             for name in self.names
         }
@@ -71,7 +72,7 @@ class Fleet:
         *options: str,
         serial: int | str = "100%",
         everyone: dict[str, Any] | None = None,
-        hosts: dict[str, Any] | None = None,
+        hosts: dict[str, dict[str, Any]] | None = None,
     ) -> tuple[int, str]:
         playbook = self.directory / "play.yml"
         play = {"hosts": "all", "gather_facts": False, "serial": serial, "roles": ["model_weights"]}
@@ -148,3 +149,77 @@ def test_a_late_host_asks_no_hub(fleet: Fleet, hub: RunningHub) -> None:
     assert not fleet.cache("gpu-02").directory.exists()
     assert hub.requests == []
     fleet.assert_nothing_listens()
+
+
+def test_the_next_batch_takes_it_from_the_one_before(fleet: Fleet, hub: RunningHub) -> None:
+    status, output = fleet.run(serial=1)
+    assert status == 0, output
+    fleet.assert_complete(*fleet.names)
+    assert downloads(hub) == 1
+    fleet.assert_nothing_listens()
+
+
+def test_a_host_that_cannot_take_it_fails_alone(fleet: Fleet, hub: RunningHub, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "gpu-02" / "weights"
+    in_the_way.parent.mkdir()
+    in_the_way.write_text("a file where a directory should be")
+    status, output = fleet.run()
+    assert status != 0
+    assert "gpu-02" in output
+    fleet.assert_complete("gpu-01", "gpu-03")
+    fleet.assert_nothing_listens()
+
+
+def test_the_next_host_brings_it_when_the_first_one_cannot(fleet: Fleet, hub: RunningHub, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "gpu-01" / "weights"
+    in_the_way.parent.mkdir()
+    in_the_way.write_text("a file where a directory should be")
+    status, output = fleet.run()
+    assert status != 0
+    assert "gpu-01" in output
+    fleet.assert_complete("gpu-02", "gpu-03")
+    assert downloads(hub) == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_by_two_hosts_at_most(fleet: Fleet) -> None:
+    status, output = fleet.run(everyone={"model_weights_endpoint": "http://127.0.70.9:9"})
+    assert status != 0
+    asked = re.findall(r"^fatal: \[(\S+)\]: .*cannot be reached for the file list", output, re.M)
+    assert asked == ["gpu-01", "gpu-02"]
+    assert "no host of the fleet has openai/gpt-oss-120b" in " ".join(output.split())
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "gpu-01": ({"model_weights_peers": ["gpu-01", "gpu-99"]}, "model_weights_peers: gpu-99 is not in the inventory"),
+    "gpu-02": (
+        {"model_weights_peer_address": "0.0.0.0"},
+        "model_weights_peer_address: 0.0.0.0 is not one address of this host",
+    ),
+    "gpu-03": (
+        {"model_weights_peer_address": "203.0.113.7"},
+        "Give an address of this host on the network that the fleet shares",
+    ),
+    "gpu-04": (
+        {"model_weights_peer_address": "localhost"},
+        "which no other host reaches; set model_weights_peer_address",
+    ),
+    "gpu-05": ({"model_weights_fan_out": "sometimes"}, "model_weights_fan_out"),
+}
+
+
+def test_bad_input_is_told_before_anything_is_fetched(tmp_path: Path, hub: RunningHub) -> None:
+    fleet = Fleet(tmp_path, hub, tuple(WRONG))
+    status, output = fleet.run(hosts={name: inputs for name, (inputs, _) in WRONG.items()})
+    assert status != 0
+    said = dict(re.findall(r"^fatal: \[(\S+)\]: (.*)$", output, re.M))
+    assert {name: words in said.get(name, "") for name, (_, words) in WRONG.items()} == dict.fromkeys(WRONG, True)
+    assert hub.requests == []
+    assert not any((tmp_path / name).exists() for name in WRONG)
+
+
+def test_check_mode_says_what_would_be_fetched_and_shares_nothing(fleet: Fleet, hub: RunningHub) -> None:
+    status, output = fleet.run("--check")
+    assert status == 0, output
+    assert "changed=1" in output
+    assert hub.requests == []
+    assert not (fleet.directory / "gpu-01").exists()
