@@ -26,6 +26,8 @@ LONGEST = (
     "tests/jobs/test_benchmark.py",
     "tests/simulator/test_lifecycle.py",
     "tests/weights/test_plays.py",
+    "tests/weights/test_fan_out_plays.py",
+    "tests/weights/test_fan_out.py",
     "tests/simulator/test_probe.py",
     "tests/simulator/test_command_lines.py",
     "tests/jobs/test_smoke.py",
