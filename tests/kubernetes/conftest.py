@@ -13,7 +13,7 @@ from tests.kubernetes import scenario
 from tests.kubernetes.cluster import DYNAMO_CRDS, Cluster
 from tests.kubernetes.drivers import Driver, InProcess, RealEngine
 from tests.kubernetes.scenario import KINDS, TARGETS, Target
-from tests.stand_ins.dynamo_platform import pack
+from tests.stand_ins.dynamo_platform import pack, published
 from tests.stand_ins.dynamo_platform.releases import ChartReleases
 
 DRIVERS = ["in-process", "real-engine"]
@@ -51,8 +51,12 @@ def kind(request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.fixture(scope="session")
-def chart(dynamo_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(VERSION, DYNAMO_CRDS.glob("*.yaml"), tmp_path_factory.mktemp("chart"))
+def charts(dynamo_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A catalog overlay with which the release's chart is the stand-in, fetched over HTTP like NVIDIA's."""
+    directory = tmp_path_factory.mktemp("charts")
+    archive = pack(VERSION, DYNAMO_CRDS.glob("*.yaml"), directory)
+    with published(archive, directory / "overlay") as overlay:
+        yield overlay
 
 
 @pytest.fixture

@@ -5,17 +5,20 @@ Both start from a project's directory and a stack's configuration, and both tell
 
 from __future__ import annotations
 
+import copy
+import importlib.metadata
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from pulumi import automation
 
+from .build import REPOSITORY
 from .engine import Deployment, Outcome, Project, State, Step, StepFailedError, run
 from .engine.programs import outcome
 from .engine.release import NoReleases, Releases
@@ -118,16 +121,28 @@ class RealEngine:
 
     @staticmethod
     def missing() -> str | None:
-        """Why there is none, in one line."""
-        return None if shutil.which("pulumi") else "no `pulumi` on PATH"
+        """What of it is not there, in one line. It is looked for where the engine looks, PATH's plugins aside."""
+        command = shutil.which("pulumi")
+        if command is None:
+            return "no `pulumi` on PATH"
+        beside = Path(command).resolve().parent
+        lacking = [
+            f"no {program} beside {beside / 'pulumi'}"
+            for program in ("pulumi-language-python", "pulumi-language-python-exec")
+            if not os.access(beside / program, os.X_OK)
+        ]
+        version = importlib.metadata.version("pulumi-kubernetes")
+        plugin = _plugins() / f"resource-kubernetes-v{version}"
+        if not os.access(plugin / "pulumi-resource-kubernetes", os.X_OK) or Path(f"{plugin}.partial").exists():
+            lacking.append(f"no {plugin} (pulumi plugin install resource kubernetes {version})")
+        return "; ".join(lacking) or None
 
     def environment(self) -> dict[str, str]:
         home, state = self.directory / "home", self.directory / "state"
         for each in (home, state):
             each.mkdir(parents=True, exist_ok=True)
-        plugins = Path(os.environ.get("PULUMI_HOME", Path.home() / ".pulumi")) / "plugins"
-        if plugins.is_dir() and not (home / "plugins").exists():
-            (home / "plugins").symlink_to(plugins)
+        if not (home / "plugins").exists():
+            (home / "plugins").symlink_to(_plugins())
         return {
             "PULUMI_HOME": str(home),
             "PULUMI_BACKEND_URL": f"file://{state}",
@@ -136,9 +151,11 @@ class RealEngine:
             "PULUMI_AUTOMATION_API_SKIP_VERSION_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_DISABLE_REGISTRY_RESOLVE": "true",
+            "PULUMI_IGNORE_AMBIENT_PLUGINS": "true",  # of the program's version, not whichever is on PATH
             "PULUMI_NEO": "false",
             "PULUMI_SKIP_CONFIRMATIONS": "true",
             "PULUMI_PYTHON_CMD": sys.executable,
+            "PYTHONPATH": str(REPOSITORY),  # its catalog, whichever one the interpreter has installed
             "PULUMI_K8S_CLIENT_BURST": "200",
             "PULUMI_K8S_CLIENT_QPS": "100",
             "HELM_CACHE_HOME": str(self.directory / "helm" / "cache"),
@@ -161,6 +178,11 @@ class RealEngine:
         )
         stack = automation.create_or_select_stack(stack_name=name, work_dir=str(work), opts=options)
         return RealStack(stack, name, dict(config), dict(secrets or {}))
+
+
+def _plugins() -> Path:
+    """Where the user's Pulumi keeps its plugins."""
+    return Path(os.environ.get("PULUMI_HOME") or Path.home() / ".pulumi") / "plugins"
 
 
 def _copy_project(project: Path, work: Path) -> None:
@@ -192,7 +214,19 @@ class RealStack:
         return self._operate(self.stack.destroy)
 
     def export(self) -> str:
-        return json.dumps(self.stack.export_stack().deployment)
+        """Out of the backend's own file: the Automation API would decrypt the secrets."""
+        backend = Path(self.stack.workspace.env_vars["PULUMI_BACKEND_URL"].removeprefix("file://"))
+        [written] = backend.glob(f".pulumi/stacks/*/{self.name}.json")
+        return json.dumps(json.loads(written.read_text())["checkpoint"]["latest"])
+
+    def command(self, *words: str) -> None:
+        """`pulumi up` and the like, as a person types it: without what the Automation API asks before and after."""
+        self._configure()
+        workspace = self.stack.workspace
+        try:
+            workspace.pulumi_command.run([*words, "--stack", self.name], workspace.work_dir, workspace.env_vars)
+        except automation.CommandError as error:
+            raise UpdateFailedError(str(error)) from error
 
     def _operate(self, operation: Callable[..., Any]) -> Outcome:
         self._configure()
@@ -203,13 +237,16 @@ class RealStack:
             done = event.resource_pre_event or event.res_outputs_event
             if done is not None:
                 metadata = done.metadata
-                _see(steps, metadata.urn, str(getattr(metadata.op, "value", metadata.op)), metadata.type)
+                word = str(getattr(metadata.op, "value", metadata.op))
+                if word == "delete" and metadata.old is not None and metadata.old.retain_on_delete:
+                    word = "discard"  # the engine shows it as [retain]
+                _see(steps, metadata.urn, word, metadata.type)
 
         try:
-            operation(on_output=said.append, on_event=see)
+            result = operation(on_output=said.append, on_event=see)
         except automation.CommandError as error:
             raise UpdateFailedError("\n".join([*said, str(error)])) from error
-        outputs = self.stack.outputs()
+        outputs: automation.OutputMap = getattr(result, "outputs", {})  # an up's; asking again takes seconds
         return Outcome(
             steps=tuple(step for _, step in steps.values()),
             outputs={key: output.value for key, output in outputs.items()},
@@ -219,20 +256,18 @@ class RealStack:
 
     def _configure(self) -> None:
         wanted = {**self.config, **self.secrets}
-        for key in [key for key in self._set if key not in wanted]:
-            self.stack.remove_config(key)
-            del self._set[key]
-        changed = {key: value for key, value in wanted.items() if self._set.get(key) != value}
+        gone = set(self._set) - set(wanted)
+        changed = {key: value for key, value in wanted.items() if key not in self._set or self._set[key] != value}
         plain = {key: value for key, value in changed.items() if key not in self.secrets}
         settings_file = Path(self.stack.workspace.work_dir) / f"Pulumi.{self.name}.yaml"
-        if plain:
-            _write_settings(settings_file, Path(self.stack.workspace.work_dir) / "Pulumi.yaml", plain)
+        if plain or gone:
+            _write_settings(settings_file, Path(self.stack.workspace.work_dir) / "Pulumi.yaml", plain, gone)
         for key in set(changed) & set(self.secrets):
             self.stack.set_config(key, automation.ConfigValue(self.secrets[key], secret=True))
-        self._set = wanted
+        self._set = copy.deepcopy(wanted)  # a test may change what is inside of a value
 
 
-def _write_settings(file: Path, project: Path, values: Mapping[str, Any]) -> None:
+def _write_settings(file: Path, project: Path, values: Mapping[str, Any], gone: Collection[str]) -> None:
     """Into the stack's file, as a person writes it: lists and mappings as such."""
     import yaml
 
@@ -242,6 +277,8 @@ def _write_settings(file: Path, project: Path, values: Mapping[str, Any]) -> Non
     config = settings.setdefault("config", {})
     for key, value in values.items():
         config[key if ":" in key else f"{name}:{key}"] = value
+    for key in gone:
+        del config[key if ":" in key else f"{name}:{key}"]
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.kubernetes import nodes
@@ -122,10 +123,23 @@ def stack_of(
     return driver.stack(PROGRAM, name or f"{target.name}-{namespace}", said, token)
 
 
-def hurry(driver: Driver) -> None:
-    """A graph that is not Ready is given up twenty times sooner, where the engine is ours."""
+@contextmanager
+def impatient(driver: Driver, stack: Stack, directory: Path) -> Iterator[None]:
+    """Within the block a graph that is not Ready is given up sooner, by a stack with load_timeout_seconds of a minute.
+
+    Where the engine is ours, by its speed; elsewhere the catalog leaves images no time: three minutes are left.
+    """
     if isinstance(driver, InProcess):
-        driver.speed = 0.05
+        before, driver.speed = driver.speed, 0.05
+        yield
+        driver.speed = before
+        return
+    overlay = directory / "impatient"
+    overlay.mkdir()
+    (overlay / "dynamo.yml").write_text("times: {start_seconds: 1}\n")
+    stack.config["catalog_overlay"] = str(overlay)
+    yield
+    del stack.config["catalog_overlay"]
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""The pure parts of the engine in process: configuration, durations, and when an object differs."""
+"""The drivers' pure parts: configuration, durations, when an object differs, and what a real engine needs."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.api import Object
-from tests.kubernetes.drivers import UpdateFailedError
+from tests.kubernetes.drivers import RealEngine, UpdateFailedError
 from tests.kubernetes.engine import differences, programs
 from tests.kubernetes.engine.deployment import seconds
 
@@ -76,3 +77,31 @@ def test_what_is_ignored_stays_as_it_was() -> None:
     new = {"spec": {"parts": [{"name": "a", "count": 1}, {"name": "b", "count": 2}]}}
     kept = differences.keep_ignored(["spec.parts[*].count"], old, new)
     assert kept == {"spec": {"parts": [{"name": "a", "count": 3}, {"name": "b"}]}}
+
+
+def test_what_is_missing_of_the_real_engine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, home = tmp_path / "programs", tmp_path / "home"
+    plugin = home / "plugins" / f"resource-kubernetes-v{importlib.metadata.version('pulumi-kubernetes')}"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("PULUMI_HOME", str(home))
+
+    def put(file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o755)
+
+    assert RealEngine.missing() == "no `pulumi` on PATH"
+    put(programs / "pulumi")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pulumi").symlink_to(programs / "pulumi")
+    said = RealEngine.missing() or ""
+    assert f"no pulumi-language-python beside {programs / 'pulumi'}" in said
+    assert f"no {plugin} (pulumi plugin install resource kubernetes" in said
+    put(programs / "pulumi-language-python")
+    put(programs / "pulumi-language-python-exec")
+    put(plugin.with_name("resource-kubernetes-v4.0.0") / "pulumi-resource-kubernetes")  # not the program's version
+    said = RealEngine.missing() or ""
+    assert said.startswith(f"no {plugin} ")
+    put(plugin / "pulumi-resource-kubernetes")
+    assert RealEngine.missing() is None
+    plugin.with_name(f"{plugin.name}.partial").touch()  # while it is being installed
+    assert RealEngine.missing() == said

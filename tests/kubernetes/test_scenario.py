@@ -28,10 +28,10 @@ def empty_cluster(dynamo_cluster: Cluster) -> Iterator[Cluster]:
 
 
 def test_from_an_empty_cluster_to_a_measured_endpoint_and_back(
-    scenario_driver: Driver, target: Target, empty_cluster: Cluster, chart: Path
+    scenario_driver: Driver, target: Target, empty_cluster: Cluster, charts: Path
 ) -> None:
     cluster, graph, namespace = empty_cluster, target.graph, f"story-{target.name}"
-    stack = stack_of(scenario_driver, cluster, target, namespace, platform_chart=str(chart), model_cache_retain=False)
+    stack = stack_of(scenario_driver, cluster, target, namespace, catalog_overlay=str(charts), model_cache_retain=False)
     # No spare machine: whatever changes below has to fit where it is.
     with Beside(cluster, PLATFORM_NAMESPACE), cluster.only("cpu-1", *target.just_enough):
         assert "create graph" in changed(stack.preview())

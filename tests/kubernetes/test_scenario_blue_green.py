@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kubernetes import scenario
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.drivers import Driver, InProcess, UpdateFailedError, changed
-from tests.kubernetes.scenario import TARGETS, meanwhile, stack_of
+from tests.kubernetes.drivers import Driver, UpdateFailedError, changed
+from tests.kubernetes.scenario import TARGETS, impatient, meanwhile, stack_of
 from tests.stand_ins.dynamo_operator.operator import Operator
 
 pytestmark = pytest.mark.kubernetes
@@ -52,7 +53,7 @@ def test_with_a_spare_tray_there_is_no_gap(
 
 
 def test_without_a_spare_tray_the_old_worker_serves_and_the_change_can_be_taken_back(
-    scenario_driver: Driver, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str, tmp_path: Path
 ) -> None:
     cluster, target = dynamo_cluster, TARGETS["gb200-agg"]
     stack = stack_of(
@@ -70,15 +71,12 @@ def test_without_a_spare_tray_the_old_worker_serves_and_the_change_can_be_taken_
         stack.up()
         before = scenario.pods_of(cluster, stack_namespace, target.graph, "worker")
         stack.config["set"] = dict([target.option])
-        scenario.hurry(scenario_driver)
-        with pytest.raises(UpdateFailedError) as failed:
+        with impatient(scenario_driver, stack, tmp_path), pytest.raises(UpdateFailedError) as failed:
             stack.up()
         assert "nvidia.com/gpu" in str(failed.value), "it says that GPUs are what is missing"
         assert set(before) <= set(scenario.pods_of(cluster, stack_namespace, target.graph, "worker"))
         assert _ready_workers(cluster, stack_namespace, target.graph, "worker") == 1
 
-        if isinstance(scenario_driver, InProcess):
-            scenario_driver.speed = 1.0
         del stack.config["set"]
         stack.up()
         assert scenario.ready(cluster, stack_namespace, target.graph)["status"] == "True"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.kubernetes import pods, scenario
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.drivers import Driver, InProcess, UpdateFailedError, changed
-from tests.kubernetes.scenario import GRAPH_LABEL, TARGETS, TYPE_LABEL, Target, meanwhile, stack_of
+from tests.kubernetes.drivers import Driver, UpdateFailedError, changed
+from tests.kubernetes.scenario import GRAPH_LABEL, TARGETS, TYPE_LABEL, Target, impatient, meanwhile, stack_of
 from tests.stand_ins.dynamo_operator.operator import Operator
 
 pytestmark = pytest.mark.kubernetes
@@ -54,29 +55,39 @@ def test_a_namespace_that_would_refuse_the_workers_gets_nothing(
 
 
 def test_pods_that_never_become_ready(
-    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver,
+    kind: Target,
+    dynamo_cluster: Cluster,
+    dynamo_operator: Operator,
+    stack_namespace: str,
+    tmp_path: Path,
 ) -> None:
     cluster, target, graph = dynamo_cluster, kind, kind.graph
     stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing", load_timeout_seconds=60)
     stuck = {GRAPH_LABEL: graph, TYPE_LABEL: target.changed}
-    with cluster.behave(pods.stay_unready(), stack_namespace, **stuck):
-        scenario.hurry(scenario_driver)
-        with pytest.raises(UpdateFailedError) as failed:
-            stack.up()
+    with (
+        cluster.behave(pods.stay_unready(), stack_namespace, **stuck),
+        impatient(scenario_driver, stack, tmp_path),
+        pytest.raises(UpdateFailedError) as failed,
+    ):
+        stack.up()
     said = str(failed.value)
     assert graph in said
     assert "not ready" in said.lower()
     assert f"{graph}-smoke" not in scenario.jobs(cluster, stack_namespace), "what is not Ready is not asked"
 
-    if isinstance(scenario_driver, InProcess):
-        scenario_driver.speed = scenario.SPEED
     stack.up()
     assert scenario.jobs(cluster, stack_namespace)[f"{graph}-smoke"]["status"]["succeeded"] == 1
     assert changed(stack.up()) == []
 
 
 def test_gpus_that_somebody_else_takes_meanwhile(
-    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver,
+    kind: Target,
+    dynamo_cluster: Cluster,
+    dynamo_operator: Operator,
+    stack_namespace: str,
+    tmp_path: Path,
 ) -> None:
     """Enough of them when the checks look, too few when the pods come."""
     cluster, target, graph = dynamo_cluster, kind, kind.graph
@@ -84,8 +95,7 @@ def test_gpus_that_somebody_else_takes_meanwhile(
     download = {"job-name": f"{graph}-download"}
     held, drained = ExitStack(), ExitStack()
     held.enter_context(cluster.behave(pods.stay_unready(), stack_namespace, **download))
-    scenario.hurry(scenario_driver)
-    with drained, meanwhile(stack.up) as running, held:
+    with impatient(scenario_driver, stack, tmp_path), drained, meanwhile(stack.up) as running, held:
         labels = f"job-name={graph}-download"
         cluster.api.wait("the download runs", lambda: cluster.pods(stack_namespace, labels))
         drained.enter_context(cluster.only("cpu-1"))

@@ -22,13 +22,14 @@ import grpc
 import pulumi
 from google.protobuf import empty_pb2
 from pulumi.runtime import rpc
-from pulumi.runtime.mocks import MockEngine, MockMonitor, MockResourceArgs, Mocks, MockSettings
+from pulumi.runtime.mocks import MockMonitor, MockResourceArgs, Mocks
 from pulumi.runtime.proto import callback_pb2, callback_pb2_grpc, resource_pb2
-from pulumi.runtime.settings import configure, set_root_resource
 from pulumi.runtime.stack import run_in_stack
 
+from tests.kubernetes.engine.sdk import talk_to
+
 PROGRAM = Path(__file__).parents[2] / "pulumi"
-PROJECT, ORGANIZATION = "gpt-oss", "organization"
+PROJECT = "gpt-oss"
 
 SECRET_SIGNATURE = "4dabf18193072939515e22adb298388d"
 SECRET = "1b47061264138c4ac30d75fd1eb44270"
@@ -194,22 +195,7 @@ def run_program(
     logger.addHandler(_Lines(recording.log))
 
     async def run() -> None:
-        monitor = RecordingMonitor(recording, fault)
-        # As the SDK's set_mocks, which begins a stack of its own and ends it before there is anything to export.
-        features = set(monitor.GetDeploymentInfo(empty_pb2.Empty()).supportedFeatures)  # type: ignore[no-untyped-call]
-        configure(
-            MockSettings(  # type: ignore[no-untyped-call]
-                monitor=monitor,
-                monitor_features=features,
-                engine=MockEngine(logger),
-                project=PROJECT,
-                stack=stack,
-                dry_run=preview,
-                organization=ORGANIZATION,
-                callbacks=None,
-            )
-        )
-        set_root_resource(None)  # type: ignore[arg-type]
+        talk_to(RecordingMonitor(recording, fault), logger, project=PROJECT, stack=stack, preview=preview)
         pulumi.runtime.set_all_config(engine_config(config), [f"{PROJECT}:{key}" for key in secrets])
         await run_in_stack(_run_main)
 

@@ -23,13 +23,14 @@ import yaml
 from google.protobuf import empty_pb2, struct_pb2
 from pulumi.runtime import Mocks
 from pulumi.runtime.config import set_all_config
-from pulumi.runtime.mocks import MockEngine, MockMonitor, MockSettings
+from pulumi.runtime.mocks import MockMonitor
 from pulumi.runtime.proto import callback_pb2, callback_pb2_grpc, resource_pb2
-from pulumi.runtime.settings import SETTINGS, configure, set_root_resource
+from pulumi.runtime.settings import SETTINGS
 from pulumi.runtime.stack import run_in_stack
 
 from . import values
 from .deployment import STACK, Deployment, Goal, Outcome, StepFailedError, StoppedError, seconds
+from .sdk import talk_to
 from .state import Entry, Step
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -230,23 +231,8 @@ def run(
         asyncio.set_event_loop(loop)
         try:
             set_all_config(texts, [f"{project.name}:{key}" for key in secret_keys])
-            monitor = _Monitor(deployment)
-            # As the SDK's set_mocks, which begins a stack of its own: that one exports nothing, and may do so last.
-            features = set(monitor.GetDeploymentInfo(empty_pb2.Empty()).supportedFeatures)  # type: ignore[no-untyped-call]
-            configure(
-                MockSettings(  # type: ignore[no-untyped-call]
-                    monitor=monitor,
-                    monitor_features=features,
-                    engine=MockEngine(logger),
-                    project=project.name,
-                    stack=stack,
-                    dry_run=deployment.preview,
-                    organization="organization",
-                    callbacks=None,
-                )
-            )
+            talk_to(_Monitor(deployment), logger, project=project.name, stack=stack, preview=deployment.preview)
             SETTINGS.outputs = set()  # those of the run before are still there
-            set_root_resource(None)  # type: ignore[arg-type]
             loop.run_until_complete(run_in_stack(lambda: _execute(project)))
         except BaseException as error:
             problems.append(error)

@@ -9,9 +9,18 @@ waits for ever, as with the real one.
 from __future__ import annotations
 
 import io
+import json
 import tarfile
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import yaml
+
+from tests.kubernetes.api import SafeLoader
 
 CHART = Path(__file__).parent / "chart"
 NAME = "dynamo-platform"
@@ -35,5 +44,34 @@ def pack(version: str, definitions: Iterable[Path], directory: Path) -> Path:
                     text = text.replace("version: 0.0.0", f"version: {version}\nappVersion: {version}", 1)
                 add(str(file.relative_to(CHART)), text)
         for file in definitions:
-            add(f"crds/{file.name}", file.read_text())
+            add(f"crds/{file.name}", _without_conversion(file.read_text()))
     return archive
+
+
+@contextmanager
+def published(archive: Path, overlay: Path) -> Iterator[Path]:
+    """A packed chart on loopback, where a catalog with this overlay looks for its releases' charts."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(archive.parent)))
+    threading.Thread(target=server.serve_forever, name="charts", daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}/{NAME}-{{version}}.tgz"
+        overlay.mkdir(exist_ok=True)
+        (overlay / "dynamo.yml").write_text(json.dumps({"chart": {"archive": address}}))
+        yield overlay
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _without_conversion(definitions: str) -> str:
+    """The webhook that would convert is the real operator's: while nobody answers it, every read of a graph fails."""
+    documents = []
+    for definition in yaml.load_all(definitions, Loader=SafeLoader):
+        definition["spec"].pop("conversion", None)
+        documents.append(json.dumps(definition))
+    return "\n---\n".join(documents)

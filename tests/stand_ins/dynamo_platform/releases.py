@@ -5,12 +5,15 @@ Of Helm's template language it knows `.Release`, `.Chart` and `.Values`, of hook
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import tarfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -86,7 +89,6 @@ class ChartReleases:
             for definition in yaml.load_all(text, Loader=_Loader):
                 name = definition["metadata"]["name"]
                 if api.find(definition["apiVersion"], definition["kind"], name) is None:
-                    definition["spec"].pop("conversion", None)  # its webhook is the real operator's
                     api.apply(definition)
                 names.append(name)
         for name in names:
@@ -117,7 +119,7 @@ def _read(inputs: Mapping[str, Any]) -> Chart:
     if unknown:
         raise NotImplementedError(f"Release: {', '.join(unknown)}: not known to this stand-in for Helm")
     try:
-        with tarfile.open(inputs["chart"]) as packed:
+        with tarfile.open(fileobj=io.BytesIO(_fetched(inputs["chart"]))) as packed:
             return {
                 member.name.partition("/")[2]: content.read().decode()
                 for member in packed.getmembers()
@@ -125,6 +127,15 @@ def _read(inputs: Mapping[str, Any]) -> Chart:
             }
     except (OSError, tarfile.TarError) as error:
         raise ObjectError(f"failed to locate chart {inputs['chart']}: {error}") from error
+
+
+def _fetched(chart: str) -> bytes:
+    """From a path or an address."""
+    if "://" not in chart:
+        return Path(chart).read_bytes()
+    with urllib.request.urlopen(chart, timeout=60) as answer:
+        content: bytes = answer.read()
+    return content
 
 
 def _rendered(chart: Chart, inputs: Mapping[str, Any]) -> list[Object]:
