@@ -6,7 +6,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 from pulumi import ResourceOptions
 
-from components.objects import kept, kubernetes_object, timeouts
+from components.objects import content_named, kept, kubernetes_object, timeouts
 from serving_catalog.graphs import GraphPlan
 
 
@@ -32,7 +32,8 @@ class ModelCache(pulumi.ComponentResource):
             # bound long since, and the wait would run out. The download waits for the volume anyway.
             unawaited = {"pulumi.com/skipAwait": "true"} if keeper is not None else None
             self.claim = kubernetes_object("claim", plan.claim, kept(self, keeper, on_failure), unawaited)
-        self.programs = kubernetes_object("programs", plan.programs, ResourceOptions(parent=self))
+        programs = content_named("programs", plan.programs)
+        self.programs = kubernetes_object(programs, plan.programs, ResourceOptions(parent=self))
         self.download = kubernetes_object(
             "download",
             plan.download,

@@ -58,6 +58,16 @@ def registered(
     return _MAKERS[kind](name, **body, opts=opts)
 
 
+def content_named(name: str, planned: ConfigMap) -> str:
+    """A ConfigMap's resource name, with the hash of its content: other content, another resource.
+
+    If one resource were replaced, the old object would still be there after an update that failed, to be deleted by
+    the next one: which could not go back to it, since it exists.
+    """
+    assert planned.metadata.name is not None
+    return f"{name}-{planned.metadata.name.rpartition('-')[2]}"
+
+
 def shared_metadata(plan: GraphPlan, name: str, namespace: str | None = None) -> Metadata:
     """Labels and annotations as every object of the plan has them, for an object that the plan does not know."""
     return plan.namespace_object.metadata.model_copy(update={"name": name, "namespace": namespace})

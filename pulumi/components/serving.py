@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 from pulumi import ResourceOptions
 
-from components.objects import kubernetes_object, registered, timeouts
+from components.objects import content_named, kubernetes_object, registered, timeouts
 from serving_catalog.graphs import GraphPlan
 from serving_catalog.graphs.objects import DynamoGraphDeployment
 from settings import Settings
@@ -39,7 +39,9 @@ class Serving(pulumi.ComponentResource):
             kubernetes_object(f"network-policy-{policy.name}", policy, ResourceOptions(parent=self))
             for policy in plan.network_policies
         ]
-        engine_config = kubernetes_object("engine-config", plan.engine_config, ResourceOptions(parent=self))
+        engine_config = kubernetes_object(
+            content_named("engine-config", plan.engine_config), plan.engine_config, ResourceOptions(parent=self)
+        )
         self.graph = registered(
             DynamoGraphDeployment,
             "graph",

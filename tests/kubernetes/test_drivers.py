@@ -199,6 +199,30 @@ def test_refresh_forgets_what_is_gone_and_up_makes_it_again(driver: Driver, clus
     assert changed(stack.up()) == ["create text"]
 
 
+def test_what_a_failed_update_has_replaced_is_in_the_way_of_going_back(
+    driver: Driver, cluster: Cluster, namespace: str
+) -> None:
+    """So a program gives what it may go back to a name of its own."""
+
+    def entries(name: str, *more: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"name": "text", "manifest": config_map(namespace, name)}, *more]
+
+    stack = stack_of(driver, cluster, *entries("one"))
+    stack.up()
+    refused = {"manifest": config_map(namespace, "Not-A-Name"), "after": ["text"]}
+    stack.config["objects"] = entries("two", refused)
+    with pytest.raises(UpdateFailedError, match="Not-A-Name"):
+        stack.up()
+    assert {"ConfigMap/one", "ConfigMap/two"} <= set(cluster.left_in(namespace))
+
+    stack.config["objects"] = entries("one")
+    with pytest.raises(UpdateFailedError, match="already exists"):
+        stack.up()
+    stack.config["objects"] = entries("two")
+    stack.up()
+    assert cluster.left_in(namespace) == ["ConfigMap/two"]
+
+
 # --- what exists, what belongs to others -----------------------------------------------------------------------------
 
 

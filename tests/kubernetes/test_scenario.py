@@ -97,7 +97,7 @@ def _rolls_what_an_option_changes(cluster: Cluster, target: Target, namespace: s
     done = changed(stack.up())
 
     assert "update graph" in done
-    assert any(each.endswith("engine-config") for each in done)
+    assert [each.split()[0] for each in done if "engine-config-" in each] == ["create", "delete"]
     after = {kind: scenario.pods_of(cluster, namespace, graph, kind) for kind in before}
     assert after["frontend"].keys() == before["frontend"].keys(), "the frontend has no part in it"
     for kind in target.workers:

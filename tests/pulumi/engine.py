@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import runpy
 import signal
 import sys
@@ -156,10 +157,10 @@ def _registration(request: Any, urn: str) -> Registration:
 
 
 def _label(urn: str) -> str:
-    """`ConfigMap/programs`; a component or provider by its name alone: `serving`, `cluster`."""
+    """`ConfigMap/programs`, its content's hash left out; a component or provider by its name alone: `serving`."""
     if not urn or "::pulumi:pulumi:Stack::" in urn:
         return ""
-    kind, name = urn.split("::")[2].rpartition("$")[2], urn.rpartition("::")[2]
+    kind, name = urn.split("::")[2].rpartition("$")[2], re.sub("-[0-9a-f]{8}$", "", urn.rpartition("::")[2])
     return name if kind.startswith(("gpt-oss:", "pulumi:")) else f"{kind.rpartition(':')[2]}/{name}"
 
 

@@ -201,9 +201,17 @@ class Deployment:
         if first:
             self._delete_object(old)
             self.state.entries.pop(old.urn, None)
-        entry = self._create(goal, provider, "replace")
-        if not first:
-            self._delete_object(old)
+        entry, problem = None, None
+        try:
+            entry = self._create(goal, provider, "replace")
+        except NotReadyError as error:  # the new one is there
+            problem = error
+        if not first:  # deleted when everything else has been done; after a failure it stays where it is
+            with self._lock:
+                self.state.replaced.append(old)
+        if problem:
+            raise problem
+        assert entry is not None
         return entry
 
     def _made(
@@ -241,14 +249,21 @@ class Deployment:
     # Deleting
 
     def delete_unregistered(self) -> None:
-        """What the program no longer speaks of, after everything that it does speak of."""
+        """What has been replaced or the program no longer speaks of, after everything that it does speak of."""
+        self._delete_replaced()
         for urn in self.state.reversed_order(set(self.state.entries) - self._registered):
             self._delete(self.state.entries[urn])
+
+    def _delete_replaced(self) -> None:
+        while self.state.replaced and not self.preview:
+            self._delete_object(self.state.replaced[-1])
+            self.state.replaced.pop()
 
     def destroy(self) -> None:
         for entry in list(self.state.entries.values()):
             if entry.type == PROVIDER:
                 self._providers[entry.urn] = Objects(entry.inputs, self.speed)
+        self._delete_replaced()
         for urn in self.state.reversed_order(self.state.entries):
             self._delete(self.state.entries[urn])
         if not self.preview:

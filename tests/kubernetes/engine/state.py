@@ -60,6 +60,7 @@ class State:
     entries: dict[str, Entry] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     output_secrets: frozenset[Path] = frozenset()
+    replaced: list[Entry] = field(default_factory=list)  # whose objects are still to be deleted
 
     def export(self) -> str:
         """As it would be written down: secrets hidden."""
