@@ -405,8 +405,8 @@ def processor() -> tuple[str, ...]:
     """The real one where the kernel below lends it, or else a plain one in software.
 
     One, without the newer instructions: in emulation a second one makes each change of a page table wait for both, and
-    wide instructions are many narrow ones. A process starts five times as fast. A /dev/kvm without the processor's own
-    support is there in some virtual machines, and hangs.
+    wide instructions are many narrow ones; a process starts three times as fast, and more. Some virtual machines have a
+    /dev/kvm without the processor's support for it, and that one hangs.
     """
     supported = re.search(r"^flags\b.*\b(vmx|svm)\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     if supported and os.access("/dev/kvm", os.R_OK | os.W_OK):
