@@ -7,6 +7,7 @@ machine itself is arranged on another one, all at once. test_bad_input.py lists 
 from __future__ import annotations
 
 import re
+import shutil
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -158,6 +159,13 @@ REFUSED: dict[str, Row] = {
 }
 
 
+def laid_over(base: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """What both say, the second one's word where they differ."""
+    return base | {
+        key: laid_over(base.get(key, {}), value) if isinstance(value, dict) else value for key, value in content.items()
+    }
+
+
 @dataclass(frozen=True)
 class Machine:
     """A test host, and inventories in which it has many names."""
@@ -172,12 +180,9 @@ class Machine:
             directory.mkdir()
             (directory / "group_vars").symlink_to(demo / "group_vars")
             for name, files in OVERLAYS.items():
-                for file in {*files, *(path.name for path in OVERLAY.iterdir())}:
-                    base = OVERLAY / file
-                    merged = yaml.safe_load(base.read_text()) if base.exists() else {}
-                    for key, value in files.get(file, {}).items():
-                        merged[key] = {**merged.get(key, {}), **value}
-                    (directory / name / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copytree(OVERLAY, directory / name)
+                for file, content in files.items():
+                    merged = laid_over(yaml.safe_load((OVERLAY / file).read_text()), content)
                     (directory / name / file).write_text(yaml.safe_dump(merged))
         [(group, content)] = yaml.safe_load((demo / "hosts.yml").read_text()).items()
         variables = content["vars"] | {
