@@ -34,7 +34,7 @@ test-unit: setup ## Catalog, plugins, weights, simulator, documents
 test-kubernetes: setup ## Manifests, operator and Pulumi program against a real control plane (skipped without Go)
 	$(RUN) pytest -m kubernetes $(SHARED) --maxprocesses=2
 
-test-machines: setup ## Drives and reboots on a machine in QEMU with its own kernel; half an hour and more in emulation, so not in `test`
+test-machines: setup ## Drives and reboots on a machine in QEMU with its own kernel; 17 to 20 minutes in emulation, so not in `test`
 	$(RUN) pytest -m machines
 
 test-roles: setup ## Every role's molecule scenario, and what else needs a systemd host
