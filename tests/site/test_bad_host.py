@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from serving_catalog.loading import merged
 from tests.hosts import hosts, mirror
 from tests.hosts.machine import MIRROR_ADDRESS, REPOSITORY, SUBNET
 from tests.site.test_bad_input import Run, play
@@ -159,13 +160,6 @@ REFUSED: dict[str, Row] = {
 }
 
 
-def laid_over(base: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    """What both say, the second one's word where they differ."""
-    return base | {
-        key: laid_over(base.get(key, {}), value) if isinstance(value, dict) else value for key, value in content.items()
-    }
-
-
 @dataclass(frozen=True)
 class Machine:
     """A test host, and inventories in which it has many names."""
@@ -182,8 +176,8 @@ class Machine:
             for name, files in OVERLAYS.items():
                 shutil.copytree(OVERLAY, directory / name)
                 for file, content in files.items():
-                    merged = laid_over(yaml.safe_load((OVERLAY / file).read_text()), content)
-                    (directory / name / file).write_text(yaml.safe_dump(merged))
+                    both = merged(yaml.safe_load((OVERLAY / file).read_text()), content)
+                    (directory / name / file).write_text(yaml.safe_dump(both))
         [(group, content)] = yaml.safe_load((demo / "hosts.yml").read_text()).items()
         variables = content["vars"] | {
             "test_host_file": str(REPOSITORY / "build/hosts" / f"{self.name}.json"),

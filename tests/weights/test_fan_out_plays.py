@@ -101,6 +101,12 @@ class Fleet:
         )
         return done.returncode, done.stdout
 
+    def put_something_in_the_way(self, name: str) -> None:
+        """This host cannot keep weights."""
+        path = self.cache(name).directory / "weights"
+        path.parent.mkdir()
+        path.write_text("a file where a directory should be")
+
     def assert_complete(self, *names: str) -> None:
         for name in names:
             self.cache(name).assert_complete()
@@ -159,10 +165,8 @@ def test_the_next_batch_takes_it_from_the_one_before(fleet: Fleet, hub: RunningH
     fleet.assert_nothing_listens()
 
 
-def test_a_host_that_cannot_take_it_fails_alone(fleet: Fleet, hub: RunningHub, tmp_path: Path) -> None:
-    in_the_way = tmp_path / "gpu-02" / "weights"
-    in_the_way.parent.mkdir()
-    in_the_way.write_text("a file where a directory should be")
+def test_a_host_that_cannot_take_it_fails_alone(fleet: Fleet) -> None:
+    fleet.put_something_in_the_way("gpu-02")
     status, output = fleet.run()
     assert status != 0
     assert "gpu-02" in output
@@ -170,10 +174,8 @@ def test_a_host_that_cannot_take_it_fails_alone(fleet: Fleet, hub: RunningHub, t
     fleet.assert_nothing_listens()
 
 
-def test_the_next_host_brings_it_when_the_first_one_cannot(fleet: Fleet, hub: RunningHub, tmp_path: Path) -> None:
-    in_the_way = tmp_path / "gpu-01" / "weights"
-    in_the_way.parent.mkdir()
-    in_the_way.write_text("a file where a directory should be")
+def test_the_next_host_brings_it_when_the_first_one_cannot(fleet: Fleet, hub: RunningHub) -> None:
+    fleet.put_something_in_the_way("gpu-01")
     status, output = fleet.run()
     assert status != 0
     assert "gpu-01" in output
