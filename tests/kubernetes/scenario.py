@@ -131,15 +131,19 @@ def impatient(driver: Driver, stack: Stack, directory: Path) -> Iterator[None]:
     """
     if isinstance(driver, InProcess):
         before, driver.speed = driver.speed, 0.05
-        yield
-        driver.speed = before
+        try:
+            yield
+        finally:
+            driver.speed = before
         return
     overlay = directory / "impatient"
     overlay.mkdir()
     (overlay / "dynamo.yml").write_text("times: {start_seconds: 1}\n")
     stack.config["catalog_overlay"] = str(overlay)
-    yield
-    del stack.config["catalog_overlay"]
+    try:
+        yield
+    finally:
+        del stack.config["catalog_overlay"]
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------
