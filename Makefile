@@ -19,7 +19,7 @@ $(VENV)/ready: requirements.txt requirements-dev.txt pyproject.toml
 	$(VENV)/bin/pip install --quiet --requirement requirements-dev.txt
 	touch $@
 
-test: lint types test-unit test-kubernetes test-roles test-e2e ## Everything but test-machines: linters, types, unit tests, Kubernetes, every role and the whole site on real systemd hosts
+test: lint types test-unit test-kubernetes test-machines test-roles test-e2e ## Everything: linters, types, unit tests, Kubernetes, drives and boots, every role and the whole site on real systemd hosts
 
 lint: setup ## ruff and ansible-lint (production profile, offline)
 	$(RUN) ruff check . && ruff format --check .
@@ -31,11 +31,12 @@ types: setup ## mypy, strict
 test-unit: setup ## Catalog, plugins, weights, simulator, documents
 	$(RUN) pytest -m "not hosts and not kubernetes and not machines" $(SHARED) --maxprocesses=4
 
+# Stories wait more than they compute: three processes keep two processors busy.
 test-kubernetes: setup ## Manifests, operator and Pulumi program against a real control plane (skipped without Go)
-	$(RUN) pytest -m kubernetes $(SHARED) --maxprocesses=2
+	$(RUN) pytest -m kubernetes $(SHARED) --numprocesses=3
 
-test-machines: setup ## Drives and reboots on a machine in QEMU with its own kernel; 17 to 20 minutes in emulation, so not in `test`
-	$(RUN) pytest -m machines
+test-machines: setup ## Drives, boots and power cuts on machines in QEMU with their own kernel (skipped where QEMU cannot be had)
+	$(RUN) pytest -m machines $(SHARED) --maxprocesses=2
 
 test-roles: setup ## Every role's molecule scenario, and what else needs a systemd host
 	$(RUN) pytest -m "hosts and not e2e" $(SHARED) --maxprocesses=2

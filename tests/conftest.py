@@ -21,7 +21,8 @@ __all__ = [
     "restricted_namespace",
 ]
 
-# Files that take longest. Where several processes share the tests between them, these are begun first.
+# Files that take longest. Where several processes share the tests between them, these are begun first. Stories of a
+# stack, shared one by one, follow the files of the same marker that stay together.
 LONGEST = (
     "tests/jobs/test_benchmark.py",
     "tests/simulator/test_lifecycle.py",
@@ -34,9 +35,22 @@ LONGEST = (
     "tests/jobs/test_download.py",
     "tests/weights/test_fetch.py",
     "tests/plugins/test_apt_set.py",
-    "tests/kubernetes/test_scenario_trouble.py",
+    "tests/machines/test_machine.py",  # short, and before the drivers on their machine
+    "tests/machines/test_cache_life.py",
+    "tests/machines/test_nvidia_driver.py",
+    "tests/machines/test_drives.py",
     "tests/kubernetes/test_scenario.py",
+    "tests/kubernetes/test_control_plane.py",
+    "tests/stand_ins/dynamo_operator/test_live.py",
+    "tests/cluster/test_live.py",
+    "tests/kubernetes/test_drivers.py",
+    "tests/kubernetes/test_documented_commands.py",
+    "tests/stand_ins/dynamo_operator/test_without_operator.py",
+    "tests/stand_ins/dynamo_operator/test_live_in_place.py",
+    "tests/kubernetes/test_manifests.py",
+    "tests/kubernetes/test_scenario_bad_input.py",
     "tests/kubernetes/test_scenario_existing.py",
+    "tests/kubernetes/test_scenario_trouble.py",
     "tests/kubernetes/test_scenario_blue_green.py",
     "tests/hosts/test_roles.py",
     "tests/hosts/test_driver_roles.py",
@@ -44,7 +58,9 @@ LONGEST = (
     "tests/site/test_bad_host.py",
 )
 # The others' tests stay together, with what their module's fixtures have started.
-TEST_BY_TEST = {name for name in LONGEST if "test_scenario" in name or name.endswith("/test_roles.py")}
+TEST_BY_TEST = {
+    name for name in LONGEST if ("test_scenario" in name and "bad_input" not in name) or name.endswith("/test_roles.py")
+}
 
 
 class Shared(LoadFileScheduling):  # type: ignore[misc]  # of a class without types

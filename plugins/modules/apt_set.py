@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: apt_set
 short_description: Bring repositories and a whole set of packages to their versions in one call
 description:
-  - Writes deb822 sources with their keys, installs, removes, holds. When every package is at its version and every file
-    is as it shall be, dpkg's status file is read once and no process is started.
+  - Writes deb822 sources with their keys and other files, installs, removes, holds. When all of it is as it shall be,
+    dpkg's status file is read once and no process is started.
   - Versions, removals and holds are judged on a simulation before the first change. A version that no repository has, a
     package that would be removed without having been named, or a downgrade that was not allowed stop the run with the
     host as it was.
@@ -101,6 +101,14 @@ options:
     description: Files that shall not be there, such as sources that declare the same repository a second time.
     type: list
     elements: path
+    default: []
+  files:
+    description:
+      - Files, directories and links that shall be there before the packages, such as configuration that their own
+        scripts look at; entries as those of M(file_set), but for C(sensitive). They are judged with everything else
+        and put in place when nothing is in the way.
+    type: list
+    elements: dict
     default: []
   first:
     description: Packages that are installed before all others, in a transaction of their own; small ones that steer
@@ -253,6 +261,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpt_oss import dpkg, openpgp
 from ansible.module_utils.gpt_oss.apt_runner import POLICY, PREFERENCES, Apt, forgotten_policy
 from ansible.module_utils.gpt_oss.apt_sources import AptError, Repository
+from ansible.module_utils.gpt_oss.file_entries import ENTRY_OPTIONS, FileSet, PutError
 from ansible.module_utils.gpt_oss.files import read_file, text_diff, write_file
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
@@ -291,6 +300,7 @@ ARGUMENTS: dict[str, Any] = {
         "options": {"path": {"type": "path", "required": True}, "content": {"type": "str", "required": True}},
     },
     "stale_files": {"type": "list", "elements": "path", "default": []},
+    "files": {"type": "list", "elements": "dict", "default": [], "options": ENTRY_OPTIONS},
     "first": {"type": "list", "elements": "dict", "default": [], "options": _PACKAGE},
     "packages": {"type": "list", "elements": "dict", "default": [], "options": _PACKAGE},
     "absent": {"type": "list", "elements": "str", "default": []},
@@ -378,6 +388,7 @@ class AptSet:
         self.p: dict[str, Any] = module.params
         self.check: bool = module.check_mode
         self.repositories = [Repository(wanted) for wanted in self.p["repositories"]]
+        self.files = FileSet(module, self.p["files"])
         self.apt = Apt(module.run_command, self.repositories, self.p["lock_timeout"])
         self.changed = False  # or would be, in check mode
         self.repository_changed = False
@@ -400,6 +411,7 @@ class AptSet:
                 self.bring(pending)
             else:
                 self.refuse_unknown_holds()
+                self.put_files()
         finally:
             self.apt.look_back()
         self.change_holds()
@@ -439,6 +451,7 @@ class AptSet:
         ]
         relative = [path for path in self.p["stale_files"] if not path.startswith("/")]
         problems += [f"stale_files: {path} is not an absolute path" for path in relative]
+        problems += [f"files: {text}" for text in self.files.problems()]
         if problems:
             raise AptError("; ".join(problems))
 
@@ -494,6 +507,7 @@ class AptSet:
         if pending.transaction:
             self.simulate(first + words, pending.removals)
         self.refuse_unknown_holds()
+        self.put_files()
         if self.check:
             return
         if pending.repository:
@@ -513,6 +527,20 @@ class AptSet:
         unmet = [package["name"] for package in pending.first + pending.packages if not satisfied(package, after)]
         if unmet:
             raise AptError(f"apt reported success, but these are not at their version: {', '.join(unmet)}")
+
+    def put_files(self) -> None:
+        if not self.files.changed:
+            return
+        self.changed = True
+        self.diffs += self.files.diffs()
+        if self.check:
+            return
+        try:
+            self.files.put()
+        except PutError as error:
+            self.apt.touched = self.apt.touched or bool(error.done)
+            raise AptError(f"files: {error}") from None
+        self.apt.touched = True
 
     # -- repositories --------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ DOCUMENTATION = r"""
 module: server_set
 short_description: Run exactly the plan's engine processes, restarting those whose plan changed
 description:
+  - Puts O(files) in place first; when one of them cannot be, nothing is changed.
   - Compares the plan hash on each running container with the wanted one. A process is restarted when they differ or
     when it does not run, and at no other time; several at once restart together.
   - Units and containers of processes that are not wanted any more are stopped and removed, with their configuration.
@@ -22,6 +23,11 @@ options:
     suboptions:
       name: {type: str, required: true, description: The instance of C(gpt-oss@.service).}
       plan: {type: str, required: true, description: Hash of everything that its container was started with.}
+  files:
+    description: What the processes run with, units included; entries as those of M(file_set).
+    type: list
+    elements: dict
+    default: []
   watchdog: {type: bool, default: true, description: Whether C(gpt-oss-watchdog@.timer) watches over each process.}
   settle_seconds: {type: float, default: 5, description: Seconds that a started container is watched for an early end.}
   configuration_directory: {type: path, default: /etc/gpt-oss, description: Where the processes' configuration lies.}
@@ -47,6 +53,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+changed_paths: {description: Files that were changed., returned: always, type: list, elements: str}
 restarted: {description: Processes that were started or restarted., returned: always, type: list, elements: str}
 removed: {description: Processes that were removed., returned: always, type: list, elements: str}
 pruned: {description: Compile caches of earlier images that were removed., returned: always, type: list, elements: str}
@@ -63,6 +70,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpt_oss import docker_host as host
 from ansible.module_utils.gpt_oss import engine_log
+from ansible.module_utils.gpt_oss.file_entries import HIDEABLE_ENTRY_OPTIONS, FileSet
 
 WANTS = "/etc/systemd/system/*.wants"
 POLL_SECONDS = 0.25
@@ -258,6 +266,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "processes": {"type": "list", "elements": "dict", "required": True, "options": process},
+            "files": {"type": "list", "elements": "dict", "default": [], "options": HIDEABLE_ENTRY_OPTIONS},
             "watchdog": {"type": "bool", "default": True},
             "settle_seconds": {"type": "float", "default": 5},
             "configuration_directory": {"type": "path", "default": "/etc/gpt-oss"},
@@ -267,20 +276,32 @@ def main() -> None:
             "socket": {"type": "path", "default": host.SOCKET},
         },
         supports_check_mode=True,
+        no_log=True,
     )
+    files = FileSet(module, module.params["files"])
+    files.hide_contents("files")
+    paths = files.look_or_fail()
+    diffs = files.diffs() if module._diff else []
     servers = Servers(module.params, module.check_mode)
     try:
+        if paths and not module.check_mode:
+            files.put_or_fail()
         servers.look()
-        result: dict[str, Any] = {"restarted": servers.restart, "removed": servers.stale, "changed": servers.changed}
-        result["pruned"] = servers.prune
-        if module._diff and servers.changed:
-            result["diff"] = servers.diff()
+        result = {
+            "changed": bool(paths) or servers.changed,
+            "changed_paths": paths,
+            "restarted": servers.restart,
+            "removed": servers.stale,
+            "pruned": servers.prune,
+        }
+        if module._diff:
+            result["diff"] = [*diffs, servers.diff()] if servers.changed else diffs
         if servers.changed and not module.check_mode:
             servers.apply()
     except StartError as error:
         module.fail_json(**error.report)
     except host.DockerError as error:
-        module.fail_json(msg=str(error))
+        module.fail_json(msg=str(error), changed=bool(paths) and not module.check_mode)
     module.exit_json(**result)
 
 

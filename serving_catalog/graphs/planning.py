@@ -194,8 +194,8 @@ def _choose(request: GraphRequest, catalog: Catalog) -> Chosen:
     if request.gpu is not None and target is not None and request.gpu != target.gpu:
         fitting = [name for name, other in catalog.graphs.items() if other.gpu == request.gpu]
         problems += _unknown("gpu", request.gpu, catalog.gpus) or [
-            f"gpu: {request.gpu!r}: {request.target} is made for {target.gpu}; "
-            + (f"targets for {request.gpu}: {', '.join(fitting)}" if fitting else f"allowed: {target.gpu}")
+            f"gpu: {request.gpu!r}: {request.target} is made for {target.gpu}; allowed: {target.gpu}"
+            + (f"; targets for {request.gpu}: {', '.join(fitting)}" if fitting else "")
         ]
     if target is None or release is None or problems:
         raise PlanError(problems)

@@ -270,7 +270,13 @@ def test_watching_selects_by_a_label_that_the_operator_sets(target: str) -> None
             },
         ),
         ("recreate", {"nvidia.com/deployment-strategy": "Recreate"}),
-        ("blue_green", {}),
+        (
+            "blue_green",
+            {
+                "nvidia.com/deployment-rolling-update-max-surge": "100%",
+                "nvidia.com/deployment-rolling-update-max-unavailable": "0",
+            },
+        ),
     ],
 )
 @pytest.mark.parametrize("target", TARGETS)

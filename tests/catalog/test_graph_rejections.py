@@ -33,8 +33,16 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
         "release: '1.1.1' serves no v1beta1 DynamoGraphDeployment; allowed: 1.2.0, 1.2.1, 1.3.0, 1.3.1, 1.4.0, 1.4.1, "
         "1.4.2, 1.5.0, 1.5.1, 1.6.0, 1.6.1",
     ),
-    ("gb200-agg", {"gpu": "H200"}, "gpu: 'H200': gb200-agg is made for GB200; targets for H200: h200-agg"),
-    ("h200-agg", {"gpu": "B200"}, "gpu: 'B200': h200-agg is made for H200; targets for B200: b200-disagg, b200-agg"),
+    (
+        "gb200-agg",
+        {"gpu": "H200"},
+        "gpu: 'H200': gb200-agg is made for GB200; allowed: GB200; targets for H200: h200-agg",
+    ),
+    (
+        "h200-agg",
+        {"gpu": "B200"},
+        "gpu: 'B200': h200-agg is made for H200; allowed: H200; targets for B200: b200-disagg, b200-agg",
+    ),
     ("h200-agg", {"gpu": "H100"}, "gpu: 'H100' is not known (did you mean H200?); allowed: B200, GB200, H200"),
     ("gb200-agg", {"model": "gpt-oss"}, "model: 'gpt-oss' is not known*; allowed: gpt-oss-120b, gpt-oss-20b"),
     (

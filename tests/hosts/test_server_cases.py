@@ -120,7 +120,7 @@ def test_no_change_restarts_nothing_and_a_change_restarts_once(case: Case) -> No
     assert case.container() == before
     plan = plan_for()
     plan["processes"][0]["options_file"]["max_batch_size"] = 32
-    assert case.serve(plan) == 2  # files, and the server
+    assert case.serve(plan) == 1  # files and server, in one task
     after = case.container()
     assert after not in ("", before)
     assert case.serve(plan) == 0
@@ -155,7 +155,7 @@ def test_an_option_that_the_engine_does_not_know_is_told_with_its_own_words(case
     said = case.refused(plan)
     assert "Likely cause: the engine does not know an option" in said
     assert "Error: No such option: --max_batchsize" in said
-    assert case.took < 60
+    assert case.took < 600  # not the forty minutes that a load may take
     case.serve()
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -111,6 +112,16 @@ class Cluster:
             yield
         finally:
             self._cordon(set())
+
+    @contextmanager
+    def another(self, machine: nodes.Machine) -> Iterator[str]:
+        """One more machine of a kind, so that there is a spare one."""
+        name = f"spare-{machine.instance_type}"
+        nodes.add(self.api, {name: machine})
+        try:
+            yield name
+        finally:
+            self.api.delete("v1", "Node", name)
 
     def _cordon(self, names: set[str]) -> None:
         for name in nodes.NODES:
@@ -290,15 +301,42 @@ def furnish(api: Api, directory: Path) -> None:
 
 
 def install_dynamo_definitions(api: Api) -> list[tuple[str, str]]:
-    """Dynamo's CustomResourceDefinitions, without the webhook that would convert. Answers the kinds they bring."""
+    """Dynamo's CustomResourceDefinitions that are not there, as `installable`. Answers the kinds they all bring."""
     kinds = []
     for file in sorted(DYNAMO_CRDS.glob("*.yaml")):
-        for definition in yaml.load_all(file.read_text(), Loader=SafeLoader):
+        for definition in installable(file.read_text()):
+            if api.find(definition["apiVersion"], definition["kind"], definition["metadata"]["name"]) is None:
+                api.create(definition)
             spec = definition["spec"]
-            spec.pop("conversion", None)
-            api.apply(definition)
             kinds += [(f"{spec['group']}/{each['name']}", spec["names"]["kind"]) for each in spec["versions"]]
     return kinds
+
+
+def installable(text: str) -> list[Object]:
+    """A file's definitions, without what a cluster of ours cannot do with.
+
+    The webhook that would convert is the real operator's: while nobody answers it, every read of a graph fails. And
+    descriptions are three quarters of a definition: they validate nothing, and take the API server seconds each time.
+    """
+    definitions: list[Object] = list(yaml.load_all(text, Loader=SafeLoader))
+    for definition in definitions:
+        definition["spec"].pop("conversion", None)
+        for version in definition["spec"]["versions"]:
+            _drop_descriptions(version["schema"]["openAPIV3Schema"])
+    return definitions
+
+
+def _drop_descriptions(schema: Any) -> None:
+    """`properties` has names of fields for keys: one of them may be called description."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("description"), str):
+            del schema["description"]
+        for key, value in schema.items():
+            for below in value.values() if key == "properties" else [value]:
+                _drop_descriptions(below)
+    elif isinstance(schema, list):
+        for each in schema:
+            _drop_descriptions(each)
 
 
 def remove(directory: Path) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from tests.kubernetes import scenario
 from tests.kubernetes.cluster import DYNAMO_CRDS, Cluster
 from tests.kubernetes.drivers import Driver, InProcess, RealEngine
-from tests.kubernetes.scenario import KINDS, TARGETS, Target
+from tests.kubernetes.scenario import TARGETS, Target
 from tests.stand_ins.dynamo_platform import pack, published
 from tests.stand_ins.dynamo_platform.releases import ChartReleases
 
@@ -41,12 +41,6 @@ def scenario_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
 
 @pytest.fixture(params=list(TARGETS))
 def target(request: pytest.FixtureRequest) -> Target:
-    return TARGETS[request.param]
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Target:
-    """For stories in which targets differ by their kind alone."""
     return TARGETS[request.param]
 
 

@@ -20,6 +20,7 @@ from pulumi import automation
 
 from .build import REPOSITORY
 from .engine import Deployment, Outcome, Project, State, Step, StepFailedError, run
+from .engine.objects import never
 from .engine.programs import outcome
 from .engine.release import NoReleases, Releases
 
@@ -61,10 +62,11 @@ class Driver(Protocol):
 
 @dataclass
 class InProcess:
-    """speed: see `Deployment`."""
+    """speed and gives_up: see `Deployment`."""
 
     releases: Releases = field(default_factory=NoReleases)
     speed: float = 1.0
+    gives_up: Callable[[], bool] = never
     name: str = "in process"
 
     def stack(
@@ -106,7 +108,8 @@ class InProcessStack:
         return self.state.export()
 
     def _deployment(self, preview: bool = False) -> Deployment:
-        return Deployment(self.state, self.driver.releases, preview=preview, speed=self.driver.speed)
+        driver = self.driver
+        return Deployment(self.state, driver.releases, preview=preview, speed=driver.speed, gives_up=driver.gives_up)
 
 
 # --- the real engine -------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from typing import NoReturn
 
 import pytest
+
+from tests.left_out import in_one_line, leave_out
 
 from . import build
 from .cluster import BUILD, DYNAMO_CRDS, RESTRICTED, Cluster
@@ -16,14 +17,6 @@ from .cluster import start as start_cluster
 
 # Set where a missing Go is a mistake of whoever set the machine up: .ci/run.
 REQUIRED = "GPT_OSS_REQUIRE_KUBERNETES"
-
-
-_LEFT_OUT: set[str] = set()  # why the cluster cannot be had here
-
-
-def _leave_out(reason: str) -> NoReturn:
-    _LEFT_OUT.add(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +28,7 @@ def control_plane_programs() -> build.Programs:
         reason = str(error)
     if os.environ.get(REQUIRED):
         pytest.fail(f"{reason} ({REQUIRED} is set)", pytrace=False)
-    _leave_out(reason)
+    return leave_out(reason)
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +58,7 @@ def _forget_old_sessions() -> None:
 def dynamo_cluster(cluster: Cluster) -> Cluster:
     """The same cluster, for tests that create Dynamo's objects."""
     if not cluster.has_dynamo:
-        _leave_out(f"no Dynamo CustomResourceDefinitions in {DYNAMO_CRDS}; DYNAMO_CRDS names another directory")
+        leave_out(f"no Dynamo CustomResourceDefinitions in {DYNAMO_CRDS}; DYNAMO_CRDS names another directory")
     return cluster
 
 
@@ -85,10 +78,9 @@ def restricted_namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Failed tests show the end of the control plane's logs; tests without a cluster share one line of the summary."""
+    """Failed tests show the end of the control plane's logs; tests that are left out share one line."""
     report = yield
-    if report.skipped and call.excinfo and str(call.excinfo.value) in _LEFT_OUT:  # type: ignore[attr-defined]
-        report.longrepr = (__file__, None, f"Skipped: {call.excinfo.value}")  # type: ignore[attr-defined]
+    in_one_line(report, call)  # type: ignore[arg-type]
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and isinstance(cluster, Cluster):  # type: ignore[attr-defined]
         plane = cluster.plane

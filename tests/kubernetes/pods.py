@@ -85,11 +85,15 @@ containerStatuses:
 """
 
 
-def fail(exit_code: int = 1, message: str = "", *, reason: str = "Error") -> Behaviour:
-    """Every container ends with this status, and nobody starts it again: what a Job's pod does that fails."""
+def fail(exit_code: int = 1, message: str = "", *, reason: str = "Error", long_ago: bool = False) -> Behaviour:
+    """Every container ends with this status, and nobody starts it again: what a Job's pod does that fails.
+
+    With `long_ago` it ended hours before: the Job's next attempt is due, however many there were.
+    """
+    ended = "2000-01-01T00:00:00Z" if long_ago else "{{ $since }}"
     state = (
         f"{{terminated: {{exitCode: {exit_code}, reason: {reason}, message: {_quoted(message)}, "
-        "startedAt: {{ $since | Quote }}, finishedAt: {{ $since | Quote }}}}"
+        f'startedAt: "{ended}", finishedAt: "{ended}"}}}}'
     )
     text = "phase: Failed" + _conditions("PodFailed") + _containers(state, started=False)
     return Behaviour("fail", _SINCE + "\n" + text)

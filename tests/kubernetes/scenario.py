@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from tests.kubernetes import nodes
 from tests.kubernetes.api import Object, Refused
 from tests.kubernetes.build import REPOSITORY
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.drivers import Driver, InProcess, Stack
+from tests.kubernetes.drivers import Driver, InProcess, InProcessStack, Stack
 from tests.kubernetes.engine import Outcome
+from tests.kubernetes.engine.objects import never
 
 SPEED = 0.2  # an hour's patience with a deployment becomes twelve minutes
 PROGRAM = REPOSITORY / "pulumi"
@@ -103,8 +104,17 @@ TARGETS = {
     )
 }
 
-# Disaggregated TensorRT-LLM on tainted arm64 trays, and eight workers of vLLM on one amd64 machine.
-KINDS = ("gb200-disagg", "h200-agg")
+
+@overload
+def stack_of(
+    driver: InProcess, cluster: Cluster, target: Target, namespace: str, *, name: str | None = None, **config: Any
+) -> InProcessStack: ...
+
+
+@overload
+def stack_of(
+    driver: Driver, cluster: Cluster, target: Target, namespace: str, *, name: str | None = None, **config: Any
+) -> Stack: ...
 
 
 def stack_of(
@@ -124,20 +134,21 @@ def stack_of(
 
 
 @contextmanager
-def impatient(driver: Driver, stack: Stack, directory: Path) -> Iterator[None]:
+def impatient(driver: Driver, stack: Stack, directory: Path, stuck: Callable[[], bool]) -> Iterator[None]:
     """Within the block a graph that is not Ready is given up sooner, by a stack with load_timeout_seconds of a minute.
 
-    Where the engine is ours, by its speed; elsewhere the catalog leaves images no time: three minutes are left.
+    Where the engine is ours, as soon as the graph is stuck; elsewhere the catalog leaves images no time: three minutes
+    are left.
     """
     if isinstance(driver, InProcess):
-        before, driver.speed = driver.speed, 0.05
+        driver.gives_up = stuck
         try:
             yield
         finally:
-            driver.speed = before
+            driver.gives_up = never
         return
     overlay = directory / "impatient"
-    overlay.mkdir()
+    overlay.mkdir(exist_ok=True)
     (overlay / "dynamo.yml").write_text("times: {start_seconds: 1}\n")
     stack.config["catalog_overlay"] = str(overlay)
     try:
@@ -157,6 +168,24 @@ def pods_of(cluster: Cluster, namespace: str, graph: str, kind: str = "") -> dic
         for pod in cluster.pods(namespace, labels)
         if "deletionTimestamp" not in pod["metadata"]
     }
+
+
+def unschedulable(cluster: Cluster, namespace: str, graph: str, kind: str) -> bool:
+    """Whether the scheduler has said of such a pod that there is no place for it."""
+    return _says(pods_of(cluster, namespace, graph, kind), "PodScheduled", "Unschedulable")
+
+
+def unready(cluster: Cluster, namespace: str, graph: str, kind: str) -> bool:
+    """Whether a kubelet has said of such a pod that its containers run and are not ready."""
+    return _says(pods_of(cluster, namespace, graph, kind), "Ready", "ContainersNotReady")
+
+
+def _says(pods: Mapping[str, Object], condition: str, reason: str) -> bool:
+    return any(
+        (each["type"], each.get("reason")) == (condition, reason)
+        for pod in pods.values()
+        for each in pod["status"].get("conditions", [])
+    )
 
 
 def gpus_of(pod: Object) -> int:

@@ -1,23 +1,31 @@
-"""Every kubectl command of README and runbooks works on a cluster that serves both TensorRT-LLM targets of GB200."""
+"""Every kubectl command of README and runbooks works on a cluster that serves both TensorRT-LLM targets of GB200.
+
+And what they configure with Pulumi passes the checks against that cluster, command by command.
+"""
 
 from __future__ import annotations
 
+import copy
 import http.server
+import itertools
 import os
 import re
 import shlex
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.kubernetes import scenario
+from tests.kubernetes import nodes, scenario
 from tests.kubernetes.build import REPOSITORY
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.drivers import InProcess
+from tests.kubernetes.drivers import InProcess, InProcessStack
 from tests.kubernetes.scenario import TARGETS, stack_of
 from tests.stand_ins.dynamo_operator.operator import Operator
 
@@ -27,9 +35,9 @@ NAMESPACE = "gpt-oss"  # the documents' own
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs/runbooks").glob("kubernetes-*.md"))]
 
 
-def _commands(document: Path) -> Iterator[str]:
+def _commands(document: Path, program: str = "kubectl") -> Iterator[str]:
     for block in re.findall(r"^```bash\n(.*?)^```", document.read_text(), flags=re.MULTILINE | re.DOTALL):
-        yield from (line for line in block.splitlines() if line.startswith("kubectl "))
+        yield from (line for line in block.splitlines() if line.startswith(f"{program} "))
 
 
 COMMANDS = [
@@ -38,10 +46,10 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def serving(dynamo_cluster: Cluster, dynamo_operator: Operator) -> Iterator[Cluster]:
-    driver = InProcess()
+def stacks(dynamo_cluster: Cluster, dynamo_operator: Operator) -> Iterator[dict[str, InProcessStack]]:
+    driver, made = InProcess(), {}
     for name in ("gb200-agg", "gb200-disagg"):
-        stack_of(
+        made[name] = stack = stack_of(
             driver,
             dynamo_cluster,
             TARGETS[name],
@@ -50,9 +58,15 @@ def serving(dynamo_cluster: Cluster, dynamo_operator: Operator) -> Iterator[Clus
             platform="existing",
             **({} if name == "gb200-agg" else {"create_namespace": False, "model_cache_existing": True}),
             **({"benchmark": True} if name == "gb200-agg" else {"hf_token_secret": "hf-token-secret"}),
-        ).up()
-    yield dynamo_cluster
+        )
+        stack.up()
+    yield made
     scenario.clean(dynamo_cluster, NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def serving(dynamo_cluster: Cluster, stacks: Mapping[str, InProcessStack]) -> Cluster:
+    return dynamo_cluster
 
 
 def _run(cluster: Cluster, command: str, *more: str) -> subprocess.CompletedProcess[str]:
@@ -94,6 +108,76 @@ def test_kubectl_command(serving: Cluster, command: str) -> None:
     assert done.returncode == 0, done.stderr
     selects = " -l " in command and (" get " in command or " describe " in command)
     assert not (selects and "No resources found" in done.stdout + done.stderr), "the labels select nothing"
+
+
+OWN_TRAY = replace(
+    nodes.GB200_TRAY,
+    instance_type="own-tray",
+    gpu_labels={**(nodes.GB200_TRAY.gpu_labels or {}), "pool": "gb200"},
+    taints=({"key": "dedicated", "value": "serving", "effect": "NoSchedule"},),
+)
+
+
+@pytest.mark.parametrize("document", [pytest.param(each, id=each.stem) for each in DOCUMENTS])
+def test_what_a_document_configures_passes_the_checks(
+    serving: Cluster, stacks: Mapping[str, InProcessStack], document: Path
+) -> None:
+    """Each `up` as a preview: it asks the cluster the same, and the deployment stays for the next document."""
+    stack = _copy(stacks["gb200-disagg" if document.stem == "kubernetes-kv-transfer" else "gb200-agg"])
+    theirs = {key: stack.config[key] for key in ("kubeconfig", "context")}
+    previews = 0
+    with serving.another(nodes.GB200_TRAY), serving.another(OWN_TRAY):
+        for command in _commands(document, "pulumi"):
+            words = shlex.split(command, comments=True)[1:]
+            if words[:2] == ["stack", "init"]:
+                stack = stack_of(stack.driver, serving, TARGETS[words[2]], "another-place", platform="existing")
+                del stack.config["model_cache_storage_class"]  # the document says it
+                stack.secrets.clear()
+            elif words[0] == "config":
+                _configure(stack, words[1:])
+                stack.config |= theirs  # those of a document are somebody else's
+            elif words[0] in ("up", "preview"):
+                stack.preview()
+                previews += 1
+    assert previews or "pulumi up" not in document.read_text()
+
+
+def _copy(stack: InProcessStack) -> InProcessStack:
+    return replace(
+        stack,
+        config=copy.deepcopy(stack.config),
+        secrets=dict(stack.secrets),
+        state=copy.deepcopy(stack.state),
+    )
+
+
+def _configure(stack: InProcessStack, words: list[str]) -> None:
+    """`pulumi config set` and `rm`: with --path the value is a number or a truth value where it looks like one."""
+    flags = {word for word in words if word.startswith("--")}
+    operation, key, *value = [word for word in words if word not in flags]
+    path = (
+        [name or word for name, word in re.findall(r'\["([^"]+)"\]|([^.\[\]]+)', key)] if "--path" in flags else [key]
+    )
+    if "--secret" in flags:
+        stack.secrets[key] = "hf_typed" if key == "hf_token" else "typed"
+        return
+    holder: Any = stack.config
+    for name, below in itertools.pairwise(path):
+        holder = _entered(holder, name, [] if below.isdigit() else {})
+    if operation == "rm":
+        del holder[path[-1]]
+    else:
+        _entered(holder, path[-1], None)
+        holder[int(path[-1]) if isinstance(holder, list) else path[-1]] = yaml.safe_load(value[0])
+
+
+def _entered(holder: Any, name: str, empty: Any) -> Any:
+    """What is there under a name or a number; it begins as `empty`."""
+    if isinstance(holder, list):
+        if int(name) == len(holder):
+            holder.append(empty)
+        return holder[int(name)]
+    return holder.setdefault(name, empty)
 
 
 class _Models(http.server.BaseHTTPRequestHandler):

@@ -13,6 +13,7 @@ from tests.kubernetes.api import Object
 from tests.kubernetes.drivers import RealEngine, UpdateFailedError
 from tests.kubernetes.engine import differences, programs
 from tests.kubernetes.engine.deployment import seconds
+from tests.kubernetes.engine.state import Entry, State
 
 PROGRAM = Path(__file__).parent / "programs" / "objects"
 
@@ -77,6 +78,27 @@ def test_what_is_ignored_stays_as_it_was() -> None:
     new = {"spec": {"parts": [{"name": "a", "count": 1}, {"name": "b", "count": 2}]}}
     kept = differences.keep_ignored(["spec.parts[*].count"], old, new)
     assert kept == {"spec": {"parts": [{"name": "a", "count": 3}, {"name": "b"}]}}
+
+
+def test_what_is_deleted_together_needs_nothing_of_one_another() -> None:
+    def entry(name: str, *needs: str, parent: str = "") -> Entry:
+        return Entry(name, "type", name, custom=True, parent=parent, provider="cluster", dependencies=frozenset(needs))
+
+    made = [
+        Entry("cluster", "pulumi:providers:kubernetes", "cluster", custom=True),
+        entry("component"),
+        entry("namespace", parent="component"),
+        entry("platform"),
+        entry("claim", "namespace"),
+        entry("config", "namespace"),
+        entry("graph", "config", "claim", "platform"),
+        entry("smoke", "graph"),
+    ]
+    state = State({each.urn: each for each in made})
+    rounds = [sorted(each.name for each in round_) for round_ in state.reversed_rounds(state.entries)]
+    assert rounds == [["smoke"], ["graph"], ["claim", "config"], ["namespace"], ["component", "platform"], ["cluster"]]
+    some = [sorted(each.name for each in round_) for round_ in state.reversed_rounds({"smoke", "config", "claim"})]
+    assert some == [["claim", "config", "smoke"]], "what stays needs none of them"
 
 
 def test_what_is_missing_of_the_real_engine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes import scenario
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.drivers import Driver, Stack, changed
+from tests.kubernetes.drivers import Driver, Stack, UpdateFailedError, changed
 from tests.kubernetes.scenario import GRAPH, PLATFORM_NAMESPACE, TARGETS, TOKEN, Target, stack_of
 from tests.stand_ins.dynamo_platform.beside import Beside
 
@@ -32,6 +32,9 @@ def test_from_an_empty_cluster_to_a_measured_endpoint_and_back(
 ) -> None:
     cluster, graph, namespace = empty_cluster, target.graph, f"story-{target.name}"
     stack = stack_of(scenario_driver, cluster, target, namespace, catalog_overlay=str(charts), model_cache_retain=False)
+    absent = stack_of(scenario_driver, cluster, target, namespace, name=f"absent-{target.name}", platform="existing")
+    with pytest.raises(UpdateFailedError, match=r"platform: existing, but the cluster has no .*; allowed: "):
+        absent.up()
     # No spare machine: whatever changes below has to fit where it is.
     with Beside(cluster, PLATFORM_NAMESPACE), cluster.only("cpu-1", *target.just_enough):
         assert "create graph" in changed(stack.preview())
@@ -83,8 +86,8 @@ def _is_placed(cluster: Cluster, target: Target, namespace: str) -> None:
         assert {pod["spec"]["nodeName"] for pod in pods} <= target.gpu_nodes
     frontends = scenario.pods_of(cluster, namespace, target.graph, "frontend").values()
     assert {pod["spec"]["nodeName"] for pod in frontends} == {"cpu-1"}
-    everywhere = cluster.placed(namespace)
-    assert None not in everywhere.values()
+    assert set(cluster.placed(namespace, "batch.kubernetes.io/job-name").values()) == {"cpu-1"}
+    assert set(cluster.placed(namespace).values()) <= {"cpu-1", *target.gpu_nodes}
 
 
 def _rolls_what_an_option_changes(cluster: Cluster, target: Target, namespace: str, stack: Stack) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.kubernetes import scenario
@@ -32,25 +34,23 @@ def secret(namespace: str) -> Object:
 
 
 def test_platform_namespace_secret_and_claim_that_exist_are_used_and_left(
-    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator
+    scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator
 ) -> None:
-    cluster, target = dynamo_cluster, kind
+    """And another stack that would make the same deployment there is refused before it makes anything."""
+    cluster = dynamo_cluster
     with cluster.namespace("existing") as namespace:
         for each in (claim(namespace), secret(namespace)):
             cluster.api.create(each)
         before = cluster.left_in(namespace)
-        stack = stack_of(
-            scenario_driver,
-            cluster,
-            target,
-            namespace,
-            platform="existing",
-            create_namespace=False,
-            hf_token_secret="my-token",
-            hf_token_key="token",
-            model_cache_existing=True,
-            model_cache_claim="weights",
-        )
+        said: dict[str, Any] = {
+            "platform": "existing",
+            "create_namespace": False,
+            "hf_token_secret": "my-token",
+            "hf_token_key": "token",
+            "model_cache_existing": True,
+            "model_cache_claim": "weights",
+        }
+        stack = stack_of(scenario_driver, cluster, target, namespace, **said)
         done = stack.up()
         made = {step.type for step in done.steps if step.operation == "create" and step.type.startswith("kubernetes:")}
         assert not {
@@ -60,6 +60,12 @@ def test_platform_namespace_secret_and_claim_that_exist_are_used_and_left(
         [download] = [job for name, job in scenario.jobs(cluster, namespace).items() if name.endswith("-download")]
         assert '{"name": "my-token", "key": "token"}' in _token_reference(download)
         assert changed(stack.up()) == []
+
+        there = cluster.left_in(namespace)
+        belongs = f"name: '{target.graph}' exists already in {namespace} and belongs to the stack .*/{stack.name};"
+        with pytest.raises(UpdateFailedError, match=belongs):
+            stack_of(scenario_driver, cluster, target, namespace, name=f"another-{namespace}", **said).up()
+        assert cluster.left_in(namespace) == there
 
         stack.destroy()
         cluster.api.wait("only what was there is left", lambda: scenario.left_in(cluster, namespace) == before)
@@ -75,13 +81,34 @@ def _token_reference(job: Object) -> str:
     return ", ".join(f'{{"name": "{each["name"]}", "key": "{each["key"]}"}}' for each in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "storage"),
+    [
+        *((name, "shared-files-first-consumer") for name in TARGETS),
+        *((name, "shared-files") for name in ("gb200-disagg", "h200-agg")),
+    ],
+)
 def test_weights_are_kept_when_asked_and_taken_back(
-    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
+    scenario_driver: Driver,
+    name: str,
+    storage: str,
+    dynamo_cluster: Cluster,
+    dynamo_operator: Operator,
+    stack_namespace: str,
 ) -> None:
-    cluster, target = dynamo_cluster, kind
-    stack = stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing")  # kept unless told not to
+    """Where storage waits for its first consumer, the claim is Pending when it is made and bound when it is taken back.
+
+    Claims that are bound at once differ in nothing else, and targets not in their claims: two stand for all.
+    """
+    cluster, target = dynamo_cluster, TARGETS[name]
+    stack = stack_of(  # kept unless told not to
+        scenario_driver, cluster, target, stack_namespace, platform="existing", model_cache_storage_class=storage
+    )
     stack.up()
-    before = cluster.api.get(*CLAIM, stack_namespace)["metadata"]["uid"]
+    made = cluster.api.get(*CLAIM, stack_namespace)
+    assert made["spec"]["storageClassName"] == storage
+    assert made["status"]["phase"] == "Bound"
+    assert changed(stack.up()) == []
 
     stack.destroy()
     cluster.api.wait(
@@ -89,7 +116,8 @@ def test_weights_are_kept_when_asked_and_taken_back(
         lambda: scenario.left_in(cluster, stack_namespace) == ["PersistentVolumeClaim/model-cache"],
     )
     stack.up()
-    assert cluster.api.get(*CLAIM, stack_namespace)["metadata"]["uid"] == before
+    assert scenario.ready(cluster, stack_namespace, target.graph)["status"] == "True"
+    assert cluster.api.get(*CLAIM, stack_namespace)["metadata"]["uid"] == made["metadata"]["uid"]
     assert changed(stack.up()) == []
 
     stack.config["model_cache_retain"] = False
@@ -98,29 +126,9 @@ def test_weights_are_kept_when_asked_and_taken_back(
     assert scenario.has_gone(cluster, stack_namespace)
 
 
-def test_storage_that_waits_for_its_first_consumer(
-    scenario_driver: Driver, kind: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
-) -> None:
-    cluster, target = dynamo_cluster, kind
-    stack = stack_of(
-        scenario_driver,
-        cluster,
-        target,
-        stack_namespace,
-        platform="existing",
-        model_cache_storage_class="shared-files-first-consumer",
-    )
-    stack.up()
-    assert cluster.api.get(*CLAIM, stack_namespace)["status"]["phase"] == "Bound"
-    assert changed(stack.up()) == []
-    stack.destroy()
-    stack.up()  # the claim that was kept is bound by now
-    assert scenario.ready(cluster, stack_namespace, target.graph)["status"] == "True"
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("gb200-agg", "gb200-disagg"), ("b200-agg", "b200-disagg")],
+    [("gb200-agg", "gb200-disagg"), ("b200-agg", "b200-disagg"), ("h200-agg", "b200-disagg")],
 )
 def test_aggregated_and_disaggregated_side_by_side(
     first: str,
@@ -163,26 +171,3 @@ def test_aggregated_and_disaggregated_side_by_side(
     assert len(scenario.pods_of(cluster, stack_namespace, one.graph)) == 1 + sum((one.smaller or one.workers).values())
     agg.destroy()
     assert scenario.has_gone(cluster, stack_namespace)
-
-
-def test_two_stacks_do_not_share_a_name(
-    scenario_driver: Driver, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
-) -> None:
-    """The second is refused before it makes anything."""
-    cluster, target = dynamo_cluster, TARGETS["gb200-agg"]
-    stack_of(scenario_driver, cluster, target, stack_namespace, platform="existing").up()
-    before = cluster.left_in(stack_namespace)
-    other = stack_of(
-        scenario_driver,
-        cluster,
-        target,
-        stack_namespace,
-        name="another",
-        platform="existing",
-        create_namespace=False,
-        model_cache_existing=True,
-        hf_token_secret="hf-token-secret",
-    )
-    with pytest.raises(UpdateFailedError, match="gpt-oss-agg"):
-        other.up()
-    assert cluster.left_in(stack_namespace) == before

@@ -9,13 +9,14 @@ import pytest
 
 # Tests know that they failed, as those on hosts do.
 from tests.hosts.conftest import pytest_runtest_makereport as pytest_runtest_makereport
+from tests.left_out import leave_out
 
+from .caches import DRIVES, OWN, forget
 from .image import Image, UnavailableError, build
-from .machine import Drive, Machine
+from .machine import Machine
 
 # Set where a missing QEMU is a mistake of whoever set the machine up.
 REQUIRED = "GPT_OSS_REQUIRE_MACHINES"
-DRIVES = tuple(Drive(f"SN000{number}") for number in (1, 2, 3, 4))
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def machine_image() -> Image:
         reason = str(error)
     if os.environ.get(REQUIRED):
         pytest.fail(f"{reason} ({REQUIRED} is set)", pytrace=False)
-    pytest.skip(reason)
+    return leave_out(reason)
 
 
 @pytest.fixture(scope="session")
@@ -40,9 +41,33 @@ def session_machine(machine_image: Image) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine(session_machine: Machine, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """The session's machine with four drives of 1 GiB, SN0001 to SN0004; tests leave it as they would find it."""
+    """The session's machine with four drives of 2 GiB, SN0001 to SN0004; tests leave it as they would find it."""
     yield session_machine
     if getattr(request.node, "failed", False):
         print(f"\n===== console =====\n{session_machine.console()}")
         if session_machine.is_running:
             print(f"\n===== journal =====\n{session_machine.journal()}")
+
+
+@pytest.fixture(scope="session")
+def used_drives() -> list[str]:
+    """Modules whose tests made something of the drives."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def blank_drives(session_machine: Machine, used_drives: list[str], request: pytest.FixtureRequest) -> None:
+    """What an earlier module made of the drives is forgotten."""
+    if used_drives:
+        forget(session_machine)
+    used_drives.append(request.module.__name__)
+
+
+@pytest.fixture
+def no_initramfs(machine: Machine) -> Iterator[None]:
+    """`update-initramfs` does nothing: it is dear, and one cache's life shows that its initramfs is made and booted."""
+    path = f"{OWN}update-initramfs"
+    machine.put({path: b"#!/bin/sh\n"}, modes={path: 0o755})
+    yield
+    if machine.is_running:
+        machine.run(f"rm -f {path}")

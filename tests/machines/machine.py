@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -28,6 +27,7 @@ import yaml
 from tests.hosts.hosts import archive
 from tests.hosts.machine import REPOSITORY, locked, run
 from tests.hosts.playbooks import run_playbook
+from tests.ports import free_port
 
 from .image import HOST_KEY_ALIAS, Image
 from .monitor import Monitor
@@ -35,10 +35,11 @@ from .monitor import Monitor
 BUILD = REPOSITORY / "build" / "machines"
 GIB = 1 << 30
 PORTS = 5  # places for drives
+ROOT_DISK = "/dev/disk/by-id/virtio-ROOT"
 MEMORY_MIB = 1536
 # Bounds, not waits: a boot takes half a minute on an idle machine with two cores, and many times that on a busy one.
 BOOT_SECONDS = 1800.0
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 600.0
 
 
 class MachineError(Exception):
@@ -96,7 +97,7 @@ class Machine:
         """Power on; returns when systemd has finished booting."""
         if self._qemu is not None:
             raise MachineError("the machine runs already")
-        self._ssh_port = _free_tcp_port()
+        self._ssh_port = free_port()
         self._write_inventory()
         with self._console.open("ab") as log:
             self._qemu = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -159,7 +160,7 @@ class Machine:
         self._qmp.ask("blockdev-add", node)
         self._qmp.ask("device_add", device)
         self._ports[drive] = port
-        wait = f"for n in $(seq 300); do test -b {self._drives[drive].by_id} && exit 0; sleep 0.1; done; exit 1"
+        wait = f"for n in $(seq 3000); do test -b {self._drives[drive].by_id} && exit 0; sleep 0.1; done; exit 1"
         self.run(wait)
 
     def replace_drives(self, drives: Sequence[Drive]) -> None:
@@ -224,10 +225,10 @@ class Machine:
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def run(self, script: str, check: bool = True, seconds: float = 900) -> str:
+    def run(self, script: str, check: bool = True, seconds: float = 1800) -> str:
         """Run a bash script as root; what it wrote to standard output (and to standard error, when it may fail)."""
         quoted = shlex.quote(script)
-        wanted = f"exec bash -euo pipefail -c {quoted}" if check else f"exec bash -c {quoted} 2>&1"
+        wanted = f"exec bash --norc -euo pipefail -c {quoted}" if check else f"exec bash --norc -c {quoted} 2>&1"
         done = self._ssh(wanted, seconds=seconds)
         if check and done.returncode != 0:
             raise MachineError(f"`{script[:500]}` ended with status {done.returncode}:\n{_said(done)[-4000:]}")
@@ -260,7 +261,7 @@ class Machine:
             self.inventory,
             variables,
             *flags,
-            environment={"ANSIBLE_SSH_CONTROL_PATH_DIR": str(self._sockets), "ANSIBLE_TIMEOUT": "60"},
+            environment={"ANSIBLE_SSH_CONTROL_PATH_DIR": str(self._sockets), "ANSIBLE_TIMEOUT": "300"},
         )
 
     def boot_id(self) -> str:
@@ -308,7 +309,7 @@ class Machine:
             *("-machine", "q35", *processor(), "-m", str(MEMORY_MIB)),
             # The kernel finds the root disk first, whatever the firmware boots from.
             *("-drive", f"if=none,id=root,format=qcow2,cache=unsafe,discard=unmap,file={self._overlay}"),
-            *("-device", "virtio-blk-pci,drive=root,addr=0x2"),
+            *("-device", "virtio-blk-pci,drive=root,addr=0x2,serial=ROOT"),
             *("-drive", f"if=none,id=boot,format=raw,readonly=on,file={self._image.boot}"),
             *("-device", "virtio-blk-pci,drive=boot,addr=0x3,bootindex=0"),
             *("-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self._ssh_port}-:22"),
@@ -328,7 +329,7 @@ class Machine:
             "StrictHostKeyChecking": "yes",
             "KexAlgorithms": "curve25519-sha256",  # the cheapest: the machine's share of a handshake takes seconds
             "ServerAliveInterval": "10",  # a machine that reboots does not say goodbye
-            "ServerAliveCountMax": "6",
+            "ServerAliveCountMax": "12",
         }
 
     def _write_inventory(self) -> None:
@@ -356,7 +357,7 @@ class Machine:
         return ["ssh", "-i", str(self._image.login_key), *words, "-p", str(self._ssh_port), *more, "root@127.0.0.1"]
 
     def _ssh(
-        self, command: str, *, content: bytes | None = None, seconds: float = 900, timeout: float = ANSWER_SECONDS
+        self, command: str, *, content: bytes | None = None, seconds: float = 1800, timeout: float = ANSWER_SECONDS
     ) -> subprocess.CompletedProcess[bytes]:
         given: dict[str, object] = {"stdin": subprocess.DEVNULL} if content is None else {"input": content}
         # The connection that stays open in the background keeps standard error: files, not pipes that would never end.
@@ -436,12 +437,6 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
-
-
-def _free_tcp_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _written_blocks(path: Path, size: int = 1 << 20) -> Iterator[tuple[int, bytes]]:

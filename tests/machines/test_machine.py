@@ -6,7 +6,7 @@ import pytest
 
 from .machine import Drive, Machine, MachineError
 
-pytestmark = pytest.mark.machines
+pytestmark = [pytest.mark.machines, pytest.mark.usefixtures("blank_drives")]
 
 
 def test_it_is_a_machine_of_its_own(machine: Machine) -> None:

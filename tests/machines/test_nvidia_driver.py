@@ -146,5 +146,5 @@ def test_a_second_run_reboots_nothing_and_changes_nothing(bench: Bench) -> None:
 
 
 def test_the_blacklist_is_in_the_initramfs_that_was_booted(bench: Bench) -> None:
-    listed = bench.machine.run("lsinitramfs /initrd.img | grep modprobe.d/nvidia")
+    listed = bench.machine.run("lsinitramfs /boot/initrd.img-$(uname -r) | grep modprobe.d/nvidia")
     assert "etc/modprobe.d/nvidia-blacklist-nouveau.conf" in listed

@@ -81,6 +81,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apt]:
             "1.0-1",
             postinst="#!/bin/sh\ncat /usr/sbin/policy-rc.d > /srv/seen 2>&1 || true\n",
         )
+        build_package(
+            machine,
+            "demo-reader",
+            "1.0-1",
+            postinst="#!/bin/sh\ncat /etc/demo-reader/settings > /srv/seen 2>&1 || true\n",
+        )
         build_package(machine, "demo-broken", "1.0-1", postinst="#!/bin/sh\necho it went wrong >&2\nexit 7\n")
         index(machine, key)
         yield Apt(machine, key, other)
@@ -343,6 +349,61 @@ def test_services_are_left_alone_during_the_transaction_when_told(apt: Apt, star
     seen = apt.machine.path("/srv/seen").read_text()
     assert ("exit 101" in seen) is not start
     assert not apt.machine.path("/usr/sbin/policy-rc.d").exists()
+
+
+SETTINGS = "/etc/demo-reader/settings"
+
+
+def settings(validate: str = "test -s %s") -> list[dict[str, Any]]:
+    return [
+        {"path": "/etc/demo-reader", "state": "directory", "mode": "0755"},
+        {"path": SETTINGS, "content": "fast\n", "mode": "0644", "validate": validate},
+    ]
+
+
+@pytest.fixture
+def no_settings(apt: Apt) -> Iterator[None]:
+    yield
+    apt.machine.run("rm", "-rf", "/etc/demo-reader", "/srv/seen")
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_files_are_there_before_the_packages_scripts_run(apt: Apt) -> None:
+    wanted: dict[str, Any] = {"packages": [{"name": "demo-reader"}], "files": settings()}
+    predicted = apt.set(check=True, **wanted)
+    assert predicted["changed"]
+    assert SETTINGS in [diff["after_header"].split(" ")[0] for diff in predicted["diff"]]
+    assert not apt.machine.path(SETTINGS).exists()
+    assert apt.set(**wanted)["changed"]
+    assert apt.machine.path("/srv/seen").read_text() == "fast\n"
+    before = apt.traces()
+    assert not apt.set(**wanted)["changed"]
+    assert apt.traces() == before
+    apt.machine.path(SETTINGS).write_text("slow\n")
+    put_back = apt.set(**wanted)
+    assert put_back["changed"]
+    assert put_back["transactions"] == []
+    assert apt.machine.path(SETTINGS).read_text() == "fast\n"
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"packages": [{"name": "demo-nowhere"}], "files": settings()}, "demo-nowhere: no repository has a package"),
+        ({"packages": [{"name": "demo-reader"}], "files": settings("test ! -s %s")}, "test refused the new content"),
+    ],
+    ids=["package", "file"],
+)
+def test_neither_files_nor_packages_change_where_one_of_them_cannot(
+    apt: Apt, wanted: dict[str, Any], message: str
+) -> None:
+    refused = apt.set(**wanted)
+    assert refused["failed"]
+    assert message in refused["msg"]
+    assert "Nothing on the host was changed" in refused["msg"]
+    assert not apt.machine.path(SETTINGS).exists()
+    assert not apt.machine.path("/srv/seen").exists()
 
 
 def test_a_service_policy_that_a_killed_run_has_left_is_removed(apt: Apt) -> None:

@@ -6,11 +6,12 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import differences, objects, values
-from .objects import NotReadyError, ObjectError, Objects
+from .objects import NotReadyError, ObjectError, Objects, never
 from .release import HELM_RELEASE, Releases
 from .state import Entry, State, Step
 from .values import Path
@@ -70,13 +71,15 @@ class Outcome:
 class Deployment:
     """An up, a preview, a refresh or a destroy of one stack.
 
-    speed shortens waits that would run out: 0.01 makes a timeout of two minutes one of a second.
+    speed shortens waits that would run out: 0.01 makes a timeout of two minutes one of a second. gives_up ends them
+    early, as soon as it is true: what a test waits for has come about, and stays.
     """
 
     state: State
     releases: Releases
     preview: bool = False
     speed: float = 1.0
+    gives_up: Callable[[], bool] = never
     steps: list[Step] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     failed: bool = False
@@ -114,7 +117,7 @@ class Deployment:
 
     def _register_provider(self, goal: Goal, old: Entry | None) -> Entry:
         try:
-            self._providers[goal.urn] = Objects(goal.inputs, self.speed)
+            self._providers[goal.urn] = Objects(goal.inputs, self.speed, self.gives_up)
         except (ObjectError, OSError, StopIteration, KeyError) as error:
             raise self._failure(goal, str(error) or f"{goal.inputs.get('context')}: no such context") from error
         entry = self._settled(goal, old, "same" if old and old.inputs == goal.inputs else "update" if old else "create")
@@ -251,8 +254,7 @@ class Deployment:
     def delete_unregistered(self) -> None:
         """What has been replaced or the program no longer speaks of, after everything that it does speak of."""
         self._delete_replaced()
-        for urn in self.state.reversed_order(set(self.state.entries) - self._registered):
-            self._delete(self.state.entries[urn])
+        self._delete_in_rounds(set(self.state.entries) - self._registered)
 
     def _delete_replaced(self) -> None:
         while self.state.replaced and not self.preview:
@@ -262,12 +264,19 @@ class Deployment:
     def destroy(self) -> None:
         for entry in list(self.state.entries.values()):
             if entry.type == PROVIDER:
-                self._providers[entry.urn] = Objects(entry.inputs, self.speed)
+                self._providers[entry.urn] = Objects(entry.inputs, self.speed, self.gives_up)
         self._delete_replaced()
-        for urn in self.state.reversed_order(self.state.entries):
-            self._delete(self.state.entries[urn])
+        self._delete_in_rounds(set(self.state.entries))
         if not self.preview:
             self.state.outputs = {}
+
+    def _delete_in_rounds(self, urns: set[str]) -> None:
+        with ThreadPoolExecutor(max_workers=16) as workers:
+            for entries in self.state.reversed_rounds(urns):
+                begun = [workers.submit(self._delete, entry) for entry in entries]
+                wait(begun)  # what was begun is ended, whatever fails
+                for each in begun:
+                    each.result()
 
     def _delete(self, entry: Entry) -> None:
         try:
@@ -277,12 +286,15 @@ class Deployment:
             if not self.preview:
                 if operation == "delete":
                     self._delete_object(entry)
-                del self.state.entries[entry.urn]
+                with self._lock:
+                    del self.state.entries[entry.urn]
         except ObjectError as error:
-            self.failed = True
-            self.messages.append(f"{entry.type} ({entry.name}): error: {error}")
-            raise StepFailedError(self.messages[-1]) from error
-        self.steps.append(Step(operation, entry.type, entry.name))  # type: ignore[arg-type]
+            with self._lock:
+                self.failed = True
+                self.messages.append(f"{entry.type} ({entry.name}): error: {error}")
+            raise StepFailedError(f"{entry.type} ({entry.name}): error: {error}") from error
+        with self._lock:
+            self.steps.append(Step(operation, entry.type, entry.name))  # type: ignore[arg-type]
 
     def _delete_object(self, entry: Entry) -> None:
         if not entry.custom or entry.type == PROVIDER or entry.retain_on_delete:
@@ -299,7 +311,7 @@ class Deployment:
         """The state as the cluster has it: what is gone is forgotten, what changed is remembered as it is."""
         for entry in list(self.state.entries.values()):
             if entry.type == PROVIDER:
-                self._providers[entry.urn] = Objects(entry.inputs, self.speed)
+                self._providers[entry.urn] = Objects(entry.inputs, self.speed, self.gives_up)
         for entry in list(self.state.entries.values()):
             if not entry.custom or entry.type in (PROVIDER, HELM_RELEASE):
                 self.steps.append(Step("same", entry.type, entry.name))

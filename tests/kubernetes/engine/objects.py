@@ -39,16 +39,24 @@ class NotReadyError(ObjectError):
         self.live = live
 
 
-class Objects:
-    """The provider of one kubeconfig and context. `speed` shortens every wait that would run out."""
+def never() -> bool:
+    return False
 
-    def __init__(self, inputs: Mapping[str, Any], speed: float = 1.0) -> None:
+
+class Objects:
+    """The provider of one kubeconfig and context. `speed` shortens every wait that would run out.
+
+    `gives_up` ends a wait for a condition as if its time had run out.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], speed: float = 1.0, gives_up: Callable[[], bool] = never) -> None:
         for needed in ("kubeconfig", "context"):
             if not inputs.get(needed):
                 raise ObjectError(f"the Kubernetes provider has no {needed}: it would take the ambient one")
         self.api = Api(Path(inputs["kubeconfig"]), inputs["context"])
         self.adopts = inputs.get("upsertExistingObjects") in (True, "true")
         self._speed = speed
+        self._gives_up = gives_up
 
     # Reading
 
@@ -195,20 +203,26 @@ class Objects:
         else:
             raise NotImplementedError(f"how the provider waits for {kind[0]} {kind[1]} is not known here")
         # What comes true by itself has the time that it takes; only a condition that may never come is hurried.
-        hurried = seconds * self._speed if wait_for else self._patience(seconds)
-        return self._until(problem, inputs, live, hurried)
+        if wait_for:
+            return self._until(problem, inputs, live, seconds * self._speed, self._gives_up)
+        return self._until(problem, inputs, live, self._patience(seconds))
 
     def _patience(self, seconds: float) -> float:
         return max(seconds * self._speed, min(seconds, LEAST_TIMEOUT))
 
     def _until(
-        self, problem: Callable[[Object], str], inputs: Mapping[str, Any], live: Object, seconds: float
+        self,
+        problem: Callable[[Object], str],
+        inputs: Mapping[str, Any],
+        live: Object,
+        seconds: float,
+        gives_up: Callable[[], bool] = never,
     ) -> Object:
         deadline = time.monotonic() + seconds
         while reason := problem(live):
             if failed := _failed(live):
                 raise NotReadyError(_unready(inputs, failed), live)
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or gives_up():
                 raise NotReadyError(_unready(inputs, f"timed out waiting: {reason}"), live)
             time.sleep(0.1)
             seen = self.read(inputs)

@@ -47,6 +47,11 @@ class Entry:
     timeouts: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def needs(self) -> frozenset[str]:
+        """URNs of what has to be there as long as it is."""
+        return self.dependencies | {self.parent, self.provider}
+
+    @property
     def output_secrets(self) -> frozenset[Path]:
         """What is secret among the inputs is among the outputs; a Secret's strings come back as its data."""
         data = {("data", *path[1:]) for path in self.secrets if path[0] == "stringData"}
@@ -78,21 +83,17 @@ class State:
             {"resources": resources, "outputs": values.hidden(self.outputs, self.output_secrets)}, indent=2
         )
 
-    def reversed_order(self, urns: Iterable[str]) -> list[str]:
-        """These resources, each before everything that it needs."""
-        wanted, ordered, seen = set(urns), [], set()
-        dependents: dict[str, list[str]] = {}
-        for entry in self.entries.values():
-            for needed in {*entry.dependencies, entry.parent, entry.provider}:
-                dependents.setdefault(needed, []).append(entry.urn)
+    def reversed_rounds(self, urns: Iterable[str]) -> list[list[Entry]]:
+        """These resources, in rounds: what needs a resource is in an earlier one.
 
-        def visit(urn: str) -> None:
-            if urn not in seen:
-                seen.add(urn)
-                for dependent in dependents.get(urn, []):
-                    visit(dependent)
-                ordered.append(urn)
-
-        for urn in reversed(list(self.entries)):
-            visit(urn)
-        return [urn for urn in ordered if urn in wanted]
+        So the engine deletes (pulumi 3.244, pkg/resource/deploy/step_generator.go: ScheduleDeletes): a round at once,
+        and the next one when all of it is gone.
+        """
+        left = {urn: self.entries[urn] for urn in self.entries if urn in set(urns)}
+        rounds: list[list[Entry]] = []
+        while left:
+            last = [entry for entry in left.values() if not left.keys() & entry.needs]
+            rounds.insert(0, last)
+            for entry in last:
+                del left[entry.urn]
+        return rounds
