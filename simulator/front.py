@@ -136,6 +136,9 @@ class Front:
         assert self.session is not None
         try:
             async with self.session.post(self.dynamo.url + request.path, json=asked) as answer:
+                if answer.status == 404:  # the name was right: see generate()
+                    self.dynamo.mocker.kill()
+                    return self._error(500, "Dynamo has lost its mocker", "InternalServerError")
                 if answer.status != 200:
                     return self._error(answer.status, *_dynamo_error(await answer.text()))
                 response = web.StreamResponse(status=200, headers={"Content-Type": answer.headers["Content-Type"]})

@@ -1,4 +1,4 @@
-"""What the role inference_server installs for the read-ahead: the real tasks, with systemd's own check of the units."""
+"""What the role inference_server installs for the read-ahead: its real files, with systemd's own check of the units."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ PLAY = """
 - hosts: localhost
   connection: local
   gather_facts: false
-  tasks:
-    - ansible.builtin.include_role:
-        name: inference_server
-        tasks_from: files
+  roles: [inference_server]
+"""
+# The role puts its files in place while it runs the plan, for which it needs Docker; here they are put in place alone.
+TASKS = """
+- file_set:
+    files: >-
+      {{ __inference_server_common_files
+         + [__inference_server_read_ahead_unit[inference_server_read_ahead | ternary('yes', 'no')]] }}
 """
 
 
@@ -39,18 +43,23 @@ def settings(directory: Path) -> dict[str, object]:
 
 
 def install(directory: Path, **inputs: object) -> dict[str, str]:
-    """Run the role's task; the content of what it put in place, by file name."""
-    for name in ("units", "roles"):
-        (directory / name).mkdir(exist_ok=True)
+    """Put the role's files in place; their content, by file name."""
+    role = directory / "roles/inference_server"
+    if not role.exists():
+        for needed in (directory / "units", role / "tasks"):
+            needed.mkdir(parents=True)
+        for part in ("defaults", "vars", "templates", "files"):
+            (role / part).symlink_to(ROOT / "roles/inference_server" / part)
+        (directory / "plugins").symlink_to(ROOT / "plugins")
+        (role / "tasks/main.yml").write_text(TASKS)
     play, given = directory / "play.yml", directory / "inputs.json"
     play.write_text(PLAY)
-    # The play lies elsewhere and sees the roles through the configuration alone.
     given.write_text(json.dumps({**settings(directory), **inputs}))
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", f"-e@{given}", str(play)]
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        "ANSIBLE_ROLES_PATH": str(directory / "roles"),
         "ANSIBLE_NOCOLOR": "1",
     }
     done = subprocess.run(
@@ -110,6 +119,7 @@ def test_switched_off_its_unit_goes_and_the_engines_unit_stays_the_same(
     installed: dict[str, str], tmp_path: Path
 ) -> None:
     before = install(tmp_path)
+    assert "gpt-oss-read-ahead.service" in before
     after = install(tmp_path, inference_server_read_ahead=False)
     assert "gpt-oss-read-ahead.service" not in after
     assert after["gpt-oss@.service"] == before["gpt-oss@.service"], "no server is restarted for it"

@@ -66,9 +66,10 @@ def test_one_token_is_asked_of_the_model(engine: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "problem"), [(400, ""), (429, ""), (500, "HTTP 500"), (503, "HTTP 503"), ("never", "slow")]
+    ("status", "problem"),
+    [(400, ""), (429, ""), (404, "HTTP 404"), (500, "HTTP 500"), (503, "HTTP 503"), ("never", "slow")],
 )
-def test_an_answer_is_a_sign_of_life_unless_it_is_a_server_error(
+def test_an_answer_is_a_sign_of_life_unless_the_server_fails_or_has_lost_its_model(
     engine: dict[str, Any], status: Any, problem: str
 ) -> None:
     Engine.answers["/v1/completions"] = status

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -208,6 +210,23 @@ def test_a_lost_worker_is_not_noticed(start: Start) -> None:
     with pytest.raises(TimeoutError):
         ask(f"{server.url}/v1/chat/completions", chat(), timeout=2)
     assert ask(f"{server.url}/health")[0] == 200
+
+
+def test_a_mocker_that_was_starved_until_dynamo_forgot_it_is_a_dead_engine(start: Start) -> None:
+    """No engine forgets its own model: what Dynamo says then is not passed on, and the server does not stay so."""
+    server = start(*VLLM).ready()
+    children = [path.read_text().split() for path in Path(f"/proc/{server.process.pid}/task").glob("*/children")]
+    [mocker] = [pid for pid in sum(children, []) if "dynamo.mocker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(int(mocker), signal.SIGSTOP)
+    deadline = time.monotonic() + 180
+    status = 0
+    while status == 0:
+        assert time.monotonic() < deadline, server.log
+        with contextlib.suppress(TimeoutError):  # while Dynamo still waits for it
+            status, text = ask(f"{server.url}/v1/chat/completions", chat(), timeout=2)
+    assert (status, "Dynamo has lost its mocker" in text) == (500, True)
+    assert server.wait() == 0
+    assert "The engine is dead" in server.log
 
 
 # --- The end ---

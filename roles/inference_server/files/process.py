@@ -126,8 +126,8 @@ def one_token(process: dict[str, Any]) -> str:
         return "slow"
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
-    # A server that rejects the question is alive; one that answers 5xx to it is not serving.
-    return f"HTTP {status}" if status >= 500 else ""
+    # A server that rejects the question is alive; one that answers 5xx, or no longer knows its model, is not serving.
+    return f"HTTP {status}" if status >= 500 or status == 404 else ""
 
 
 def sent_bytes(process: dict[str, Any]) -> int:
