@@ -193,6 +193,20 @@ options:
     description: Runs C(dpkg --configure -a) first when dpkg was stopped half way. Otherwise that is an error.
     type: bool
     default: false
+  proof:
+    description: A command that shows that the packages work, run when all of it is as it shall be; not in check mode
+      where something would still change. The run fails when the command does, or does not print what is expected.
+    type: dict
+    suboptions:
+      argv:
+        description: The command and its arguments.
+        type: list
+        elements: str
+        required: true
+      expect:
+        description: Regular expression that its standard output has to contain.
+        type: str
+        required: true
 attributes:
   check_mode:
     support: full
@@ -315,6 +329,13 @@ ARGUMENTS: dict[str, Any] = {
     "lists_valid_for": {"type": "int", "default": 3600},
     "lock_timeout": {"type": "int", "default": 300},
     "repair_interrupted": {"type": "bool", "default": False},
+    "proof": {
+        "type": "dict",
+        "options": {
+            "argv": {"type": "list", "elements": "str", "required": True},
+            "expect": {"type": "str", "required": True},
+        },
+    },
 }
 
 
@@ -338,6 +359,17 @@ def version_in(packages: dict[str, dpkg.Package], name: str) -> str | None:
 def satisfied(wanted: dict[str, Any], packages: dict[str, dpkg.Package]) -> bool:
     version = version_in(packages, wanted["name"])
     return version is not None and (not wanted["version"] or dpkg.matches(wanted["version"], version))
+
+
+def proof_problems(proof: dict[str, Any] | None) -> list[str]:
+    if proof is None:
+        return []
+    problems = [] if proof["argv"] else ["argv is empty"]
+    try:
+        re.compile(proof["expect"])
+    except re.error as error:
+        problems.append(f"expect: {proof['expect']!r} is not a regular expression: {error}")
+    return problems
 
 
 class Pending:
@@ -415,6 +447,7 @@ class AptSet:
         finally:
             self.apt.look_back()
         self.change_holds()
+        self.prove()
         return self.result()
 
     def result(self) -> dict[str, Any]:
@@ -452,6 +485,7 @@ class AptSet:
         relative = [path for path in self.p["stale_files"] if not path.startswith("/")]
         problems += [f"stale_files: {path} is not an absolute path" for path in relative]
         problems += [f"files: {text}" for text in self.files.problems()]
+        problems += [f"proof: {text}" for text in proof_problems(self.p["proof"])]
         if problems:
             raise AptError("; ".join(problems))
 
@@ -735,6 +769,21 @@ class AptSet:
         for verb, names in (("hold", to_hold), ("unhold", [name for name in to_free if name not in freed])):
             if names and not self.check:
                 self.apt.change(["apt-mark", verb, *names])
+
+    # -- the proof ---------------------------------------------------------------------------------------------------
+
+    def prove(self) -> None:
+        proof = self.p["proof"]
+        if not proof or (self.check and self.changed):
+            return
+        command = " ".join(proof["argv"])
+        try:
+            status, out, err = self.module.run_command(proof["argv"], handle_exceptions=False)
+        except OSError as error:
+            raise AptError(f"proof: {command}: {error.strerror}") from None
+        if status != 0 or not re.search(proof["expect"], out):
+            printed = (out + err).strip() or "nothing"
+            raise AptError(f"proof: {command} ended with status {status}; {proof['expect']!r} is not in: {printed}")
 
 
 def word(package: dict[str, Any], versions: dict[str, str | None]) -> str:

@@ -406,6 +406,31 @@ def test_neither_files_nor_packages_change_where_one_of_them_cannot(
     assert not apt.machine.path("/srv/seen").exists()
 
 
+def test_the_proof_is_run_when_everything_is_there_and_decides(apt: Apt) -> None:
+    wanted: dict[str, Any] = {
+        "packages": [{"name": "demo-plain"}],
+        "proof": {"argv": ["dpkg-query", "--show", "demo-plain"], "expect": r"demo-plain\s1\.0-1"},
+    }
+    assert apt.set(check=True, **wanted)["changed"], "nothing to prove before it is there"
+    assert "failed" not in apt.set(**wanted)
+    wrong = {**wanted, "proof": {**wanted["proof"], "expect": "release 2"}}
+    for check in (False, True):
+        refused = apt.set(check=check, **wrong)
+        assert refused["failed"]
+        assert not refused["changed"]
+        assert "dpkg-query --show demo-plain ended with status 0; 'release 2' is not in: demo-plain" in refused["msg"]
+    absent = apt.set(packages=wanted["packages"], proof={"argv": ["demo-nowhere"], "expect": ""})
+    assert "proof: demo-nowhere: No such file" in absent["msg"]
+
+
+def test_a_proof_that_fails_after_a_change_does_not_hide_the_change(apt: Apt) -> None:
+    failed = apt.set(packages=[{"name": "demo-plain"}], proof={"argv": ["false"], "expect": ""})
+    assert failed["failed"]
+    assert failed["changed"]
+    assert "proof: false ended with status 1" in failed["msg"]
+    assert "Nothing on the host was changed" not in failed["msg"]
+
+
 def test_a_service_policy_that_a_killed_run_has_left_is_removed(apt: Apt) -> None:
     policy = apt.machine.path("/usr/sbin/policy-rc.d")
     policy.write_text("#!/bin/sh\n# Written by apt_set for one transaction of process 999999999\nexit 101\n")
@@ -660,6 +685,8 @@ def test_an_unreachable_key_is_reported_with_its_address(apt: Apt) -> None:
         ),
         ({"hold": ["demo-none"]}, "hold: demo-none is not installed"),
         ({"stale_files": ["etc/x"]}, "etc/x is not an absolute path"),
+        ({"proof": {"argv": [], "expect": ""}}, "proof: argv is empty"),
+        ({"proof": {"argv": ["true"], "expect": "("}}, "proof: expect: '(' is not a regular expression"),
     ],
 )
 def test_bad_input_is_named(apt: Apt, parameters: dict[str, Any], message: str) -> None:
