@@ -137,8 +137,9 @@ class Front:
         try:
             async with self.session.post(self.dynamo.url + request.path, json=asked) as answer:
                 if answer.status == 404:  # the name was right: see generate()
+                    self.engine.log("Dynamo no longer knows its mocker, which was starved for too long")
                     self.dynamo.mocker.kill()
-                    return self._error(500, "Dynamo has lost its mocker", "InternalServerError")
+                    return self._error(500, "The engine died", "InternalServerError")
                 if answer.status != 200:
                     return self._error(answer.status, *_dynamo_error(await answer.text()))
                 response = web.StreamResponse(status=200, headers={"Content-Type": answer.headers["Content-Type"]})
