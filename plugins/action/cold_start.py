@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import re
-from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+from serving_catalog.checks.arguments import results_of
 
 display = Display()
 
@@ -22,7 +22,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         host = str(variables.get("inventory_hostname", "host"))
         arguments = dict(self._task.args)
-        wanted = Path(str(arguments.pop("verdict_directory", "verdicts"))).expanduser()
+        stem = results_of(host, arguments.pop("verdict_directory", ""))
         arguments["about"] = {**(arguments.get("about") or {}), "host": host}
         answer: dict[str, Any] = self._execute_module(
             module_name="cold_start", module_args=arguments, task_vars=variables
@@ -30,14 +30,13 @@ class ActionModule(ActionBase):
         files = answer.pop("files", None)
         if files is None:
             return {**result, **answer}
-        directory = wanted if wanted.is_absolute() else Path.cwd() / wanted
-        directory.mkdir(parents=True, exist_ok=True)
-        stem = re.sub(r"[^A-Za-z0-9._-]", "_", host)
+        stem.parent.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            scratch = directory / f".{stem}.{name}.new"
+            scratch = stem.with_name(f".{stem.name}.{name}.new")
             scratch.write_bytes(base64.b64decode(content))
-            scratch.replace(directory / f"{stem}.{name}")
-        display.display(f"{host}: {answer['line']}; {directory / stem}.cold_start.json")
+            scratch.replace(f"{stem}.{name}")
+        display.display(f"{host}: {answer['line']}; {stem}.cold_start.json")
         if answer.get("drawing"):
-            raise AnsibleActionFail(f"{host}: measured and kept in {directory}, but no picture: {answer['drawing']}")
+            problem = f"{host}: measured and kept in {stem.parent}, but no picture: {answer['drawing']}"
+            raise AnsibleActionFail(problem)
         return {**result, **answer}

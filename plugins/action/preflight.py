@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
 from functools import cache
 from pathlib import Path
@@ -13,15 +12,15 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from pydantic import ValidationError
 
 from serving_catalog import Catalog, load_catalog
 from serving_catalog.checks import Check, PreflightSettings, annotate, plan_survey, preflight, summary, table
+from serving_catalog.checks.arguments import plan_of, settings_of
 from serving_catalog.errors import CatalogError
 
 _OWN = (
     *("plan", "measure", "hub_token", "insecure_registries", "registry_username", "registry_password"),
-    *("url_timeout", "proxies", "procfs", "sysfs", "rootfs", "tool_paths", "container_prefix"),
+    *("url_timeout", "proxies", "image_record", "procfs", "sysfs", "rootfs", "tool_paths", "container_prefix"),
 )
 _HANDED_ON = _OWN[_OWN.index("url_timeout") :]
 # What stands in the way while somebody installs packages, and is over when they have finished.
@@ -37,19 +36,12 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         arguments = dict(self._task.args)
-        plan = arguments.get("plan")
-        if not isinstance(plan, dict) or "processes" not in plan:
-            raise AnsibleActionFail("plan: expected the host's plan (ansible_facts['serving_plan'])")
         try:
-            settings = PreflightSettings.model_validate_json(
-                json.dumps({key: value for key, value in arguments.items() if key not in _OWN})
-            )
+            plan = plan_of(arguments)
+            settings = settings_of(PreflightSettings, arguments, _OWN)
             catalog = load_catalog(self._templar.template(variables.get("serving_catalog_overlay")) or None)
-        except ValidationError as error:
-            problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r})" for e in error.errors()]
-            raise AnsibleActionFail("preflight: " + "; ".join(problems)) from None
-        except CatalogError as error:
-            raise AnsibleActionFail(str(error)) from None
+        except (ValueError, CatalogError) as error:
+            raise AnsibleActionFail(f"preflight: {error}") from None
         asked = plan_survey(plan, settings, arguments.get("measure") or ())
         asked |= {key: arguments[key] for key in _HANDED_ON if arguments.get(key) not in (None, "")}
         asked |= _secrets(arguments, settings)

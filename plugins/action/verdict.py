@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from serving_catalog.checks import (
     summary,
     table,
 )
+from serving_catalog.checks.arguments import plan_of, results_of, settings_of
 from serving_catalog.errors import CatalogError
 
 _OWN = ("plan", "probes", "benchmark", "directory", "fail", "procfs", "sysfs", "rootfs", "tool_paths")
@@ -43,20 +43,13 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         arguments = dict(self._task.args)
-        plan = arguments.get("plan")
-        if not isinstance(plan, dict) or "processes" not in plan:
-            raise AnsibleActionFail("plan: expected the host's plan (ansible_facts['serving_plan'])")
         try:
-            settings = DiagnosisSettings.model_validate_json(
-                json.dumps({key: value for key, value in arguments.items() if key not in _OWN})
-            )
+            plan = plan_of(arguments)
+            settings = settings_of(DiagnosisSettings, arguments, _OWN)
             probes = _PROBES.validate_json(json.dumps(arguments.get("probes") or []))
             catalog = load_catalog(self._templar.template(variables.get("serving_catalog_overlay")) or None)
-        except ValidationError as error:
-            problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r})" for e in error.errors()]
-            raise AnsibleActionFail("verdict: " + "; ".join(problems)) from None
-        except CatalogError as error:
-            raise AnsibleActionFail(str(error)) from None
+        except (ValueError, CatalogError) as error:  # pydantic's are among them
+            raise AnsibleActionFail(f"verdict: {error}") from None
         asked = diagnosis_survey(plan, settings)
         asked |= {key: arguments[key] for key in _OWN[5:] if arguments.get(key) not in (None, "")}
         asked["controller_time"] = time.time()
@@ -73,7 +66,7 @@ class ActionModule(ActionBase):
         except ValidationError as error:  # probes with an id of ours
             raise AnsibleActionFail("verdict: " + "; ".join(e["msg"] for e in error.errors())) from None
         content = verdict.model_dump(mode="json")
-        path = _directory(arguments.get("directory")) / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.json"
+        path = Path(f"{results_of(name, arguments.get('directory'))}.json")
         if not self._task.check_mode:
             _write(path, json.dumps(content, indent=2) + "\n")
         word = "ok" if verdict.ok else "not ok"
@@ -85,12 +78,6 @@ class ActionModule(ActionBase):
             result["failed"] = True
             result["msg"] = f"{told}; findings: {', '.join(check.id for check in verdict.findings)}"
         return result
-
-
-def _directory(given: Any) -> Path:
-    """Where verdicts lie: below the directory that the playbook was started in, unless the path is absolute."""
-    wanted = Path(str(given or "verdicts")).expanduser()
-    return wanted if wanted.is_absolute() else Path.cwd() / wanted
 
 
 def _write(path: Path, content: str) -> None:

@@ -79,7 +79,7 @@ options:
     elements: path
     default: []
   measure:
-    description: Directories of which to count the bytes that are there.
+    description: Directories of which to count the bytes that are there; C(DIR/*) stands for each directory in DIR.
     type: list
     elements: path
     default: []
@@ -160,6 +160,10 @@ options:
     description: The controller's time in seconds since 1970, for the difference between the clocks. The action plugin
       fills it in.
     type: float
+  image_record:
+    description: Where M(docker_image) keeps which image it brought, for the section C(docker).
+    type: path
+    default: /etc/gpt-oss/image.json
   container_prefix:
     description: Containers whose name starts with this are described.
     type: str
@@ -276,6 +280,7 @@ ARGUMENTS = {
         },
     },
     "controller_time": {"type": "float"},
+    "image_record": {"type": "path", "default": "/etc/gpt-oss/image.json"},
     "container_prefix": {"type": "str", "default": "gpt-oss-"},
     "probe_containers": {"type": "bool", "default": False},
     "units": {"type": "list", "elements": "str", "default": []},

@@ -26,7 +26,8 @@ options:
     elements: dict
     default: []
   measure:
-    description: Directories whose content counts as already there, below C(staging) or C(engine_caches).
+    description: Directories whose content counts as already there, below C(staging) or C(engine_caches); C(DIR/*)
+      stands for each directory in DIR.
     type: list
     elements: path
     default: []
@@ -142,6 +143,10 @@ options:
     type: list
     elements: str
     default: []
+  image_record:
+    description: Where M(docker_image) keeps which image it brought; compile caches are named after that.
+    type: path
+    default: /etc/gpt-oss/image.json
   container_prefix:
     description: Containers whose name starts with this are the project's own.
     type: str

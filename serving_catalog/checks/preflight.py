@@ -19,6 +19,7 @@ from serving_catalog.checks.models import Check, accept
 from serving_catalog.checks.platforms import Survey, gpu_key
 from serving_catalog.entries import Bytes, Part
 from serving_catalog.loading import Catalog
+from serving_catalog.plans import image_key
 
 # The distributions that the roles' package tables know. Source: the repositories that exist for them
 # (serving_catalog/data/releases.yml, packages.yml).
@@ -594,8 +595,17 @@ def _there(survey: Survey, plan: Plan, need: DirectoryNeed) -> int:
     if need.purpose == "image":
         return need.bytes if _image_there(survey, plan) else 0
     if need.purpose == "caches":
-        return sum(v for path, v in (survey.get("sizes") or {}).items() if "/engine_caches/" in path)
+        kept = tuple(f"/engine_caches/{name}" for name in _cache_names(survey, plan))
+        sizes: dict[str, int] = survey.get("sizes") or {}
+        return min(need.bytes, sum(v for path, v in sizes.items() if path.endswith(kept)))
     return 0
+
+
+def _cache_names(survey: Survey, plan: Plan) -> set[str]:
+    """Directories of the compile caches of the plan's image: by its name, and by what the host has it as."""
+    recorded = at(survey, "docker.recorded_image") or {}
+    names = {plan["image"], recorded.get("reference") if recorded.get("name") == plan["image"] else plan["image"]}
+    return {image_key(name) for name in names}
 
 
 def _weights_there(survey: Survey) -> bool:

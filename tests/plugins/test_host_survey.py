@@ -586,6 +586,37 @@ class _Docker(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+def test_directories_are_measured_one_by_one_or_all_of_a_parent(survey: Survey, tmp_path: Path) -> None:
+    tree = (
+        trees.bare(tmp_path)
+        .write("root/cache/a/x", "x" * 5000)
+        .write("root/cache/b/.keep", "")
+        .write("root/cache/c", "")
+    )
+    sizes = survey(tree, ["paths"], measure=["/cache/a", "/cache/*", "/nowhere", "/nowhere/*"])["sizes"]
+    assert sizes["/cache/a"] >= 5000
+    assert sizes == {"/cache/a": sizes["/cache/a"], "/cache/b": 0, "/nowhere": 0}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ('{"name": "x:1", "reference": "x@sha256:00", "id": "sha256:11"}', {"name": "x:1", "reference": "x@sha256:00"}),
+        ('{"name": "x:1"}', None),
+        ('{"name": "x', None),
+        ("[]", None),
+        (None, None),
+    ],
+)
+def test_the_image_on_record(
+    survey: Survey, tmp_path: Path, record: str | None, expected: dict[str, str] | None
+) -> None:
+    tree = trees.bare(tmp_path)
+    if record is not None:
+        tree.write("root/etc/gpt-oss/image.json", record)
+    assert survey(tree, ["docker"])["docker"]["recorded_image"] == expected
+
+
 def test_docker_and_what_our_container_sees(survey: Survey, tmp_path: Path) -> None:
     tree = trees.bare(tmp_path).write("root/run/.keep", "").write("root/srv/.keep", "")
     with socketserver.ThreadingUnixStreamServer(str(tmp_path / "root/run/docker.sock"), _Docker) as daemon:

@@ -21,6 +21,7 @@ from serving_catalog.checks import (
     preflight,
     table,
 )
+from serving_catalog.plans import image_key
 from tests.plugins import trees
 from tests.plugins.trees import RECORDED
 
@@ -38,6 +39,7 @@ SETTINGS = PreflightSettings(
         UrlNeed(name="registry", url="https://registry/v2/", needed_for="image", accept=(401,)),
     ),
 )
+DIGEST = "nvcr.io/nvidia/tensorrt-llm@sha256:00ff"
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -533,6 +535,29 @@ def test_a_download_that_was_cut_counts(healthy: dict[str, Any]) -> None:
     for facts in survey["paths"].values():
         facts["free_bytes"] = 55 * 10**9
     assert _judge(survey)["disk./"].ok is True
+
+
+@pytest.mark.parametrize(
+    ("kept", "recorded", "counts"),
+    [
+        (image_key(PLAN["image"]), None, True),
+        ("nvcr.io_nvidia_tensorrt-llm_sha256_00ff", {"name": PLAN["image"], "reference": DIGEST}, True),
+        ("nvcr.io_nvidia_tensorrt-llm_sha256_00ff", None, False),
+        ("nvcr.io_nvidia_tensorrt-llm_sha256_00ff", {"name": "another:1", "reference": DIGEST}, False),
+    ],
+)
+def test_compile_caches_of_the_plans_image_count_and_those_of_others_do_not(
+    healthy: dict[str, Any], kept: str, recorded: dict[str, str] | None, counts: bool
+) -> None:
+    survey = copy.deepcopy(healthy)
+    survey["weights"].update(marker_present=True, problems=[], bytes=PLAN["model"]["size_bytes"])
+    survey["docker"] |= {"images": [PLAN["image"]], "recorded_image": recorded}
+    survey["sizes"] = {f"/var/lib/gpt-oss/engine_caches/{kept}": PLAN["cache_bytes"]}
+    for facts in survey["paths"].values():
+        facts["free_bytes"] = 2 * GIB
+    need = DirectoryNeed(path="/var/lib/gpt-oss", bytes=PLAN["cache_bytes"], purpose="caches")
+    settings = SETTINGS.model_copy(update={"directories": (*SETTINGS.directories, need)})
+    assert _judge(survey, settings)["disk./"].ok is counts
 
 
 def test_images_are_measured_where_docker_keeps_them(healthy: dict[str, Any]) -> None:

@@ -83,7 +83,8 @@ def _read(host: Host, name: str, asked: dict[str, Any]) -> dict[str, Any]:
         answers = network.urls(list(addresses.values()), asked["url_timeout"], asked["proxies"], tokens)
         return {"urls": {url: {"url": address, **answers[address]} for url, address in addresses.items()}}
     if name == "docker":
-        return {"docker": services.docker(host, asked["container_prefix"], asked["probe_containers"])}
+        prefix, probe, record = asked["container_prefix"], asked["probe_containers"], asked["image_record"]
+        return {"docker": services.docker(host, prefix, probe, record)}
     if name == "units":
         return {"units": services.units(host, asked["units"])}
     if name == "endpoints":

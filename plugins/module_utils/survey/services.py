@@ -58,8 +58,8 @@ def logs(host: Host, wanted: list[str], lines: int) -> dict[str, list[str]]:
 # --- Docker ------------------------------------------------------------------------------------------------------
 
 
-def docker(host: Host, prefix: str, probe: bool) -> dict[str, Any]:
-    """Docker and the containers whose name starts with `prefix`; with `probe` they are asked for their GPUs."""
+def docker(host: Host, prefix: str, probe: bool, record: str) -> dict[str, Any]:
+    """Docker, the image on `record`, and containers named `prefix`…; `probe` asks those for their GPUs."""
     client = host.tool("docker")
     facts: dict[str, Any] = {
         "installed": host.tool("dockerd") is not None,  # a client alone is not Docker
@@ -76,6 +76,7 @@ def docker(host: Host, prefix: str, probe: bool) -> dict[str, Any]:
         "cdi": {"enabled": None, "directories": []},
         "configuration": _daemon_json(host),
         "images": [],
+        "recorded_image": _recorded_image(host, record),
         "image_directory": None,
         "containers": [],
     }
@@ -126,6 +127,15 @@ def _image_directory(told: dict[str, Any]) -> str | None:
         return "/var/lib/containerd"
     directory: str | None = told.get("DockerRootDir")
     return directory
+
+
+def _recorded_image(host: Host, path: str) -> dict[str, Any] | None:
+    """Under which name the host has its engine's image, and what containers are started from."""
+    try:
+        record = json.loads(read(host.root(path)) or "null")
+        return {"name": str(record["name"]), "reference": str(record["reference"])}
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _daemon_json(host: Host) -> Any:

@@ -88,9 +88,14 @@ def _mount_of(path: str, mounts: list[dict[str, str]]) -> dict[str, str]:
 
 
 def sizes(host: Host, wanted: list[str]) -> dict[str, int]:
-    """Bytes that the files below each directory take; 0 where there is none."""
+    """Bytes that the files below each directory take; 0 where there is none. `DIR/*` is each directory in DIR."""
     found = {}
+    directories = []
     for directory in wanted:
+        parent, mark, _ = directory.rpartition("/*")
+        inside = [f"{parent}/{name}" for name in names(host.root(parent))] if mark else []
+        directories += [path for path in inside if os.path.isdir(host.root(path))] if mark else [directory]
+    for directory in directories:
         total = 0
         for base, _, files in os.walk(host.root(directory)):
             for name in files:
