@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serving_catalog.graphs.jobs import USER, GraphJobs, plan_jobs
+from serving_catalog.graphs.jobs import GraphJobs, plan_jobs
 from serving_catalog.graphs.objects import Job
 from serving_catalog.graphs.planning import plan_graph
 from serving_catalog.graphs.plans import GraphPlan
@@ -22,7 +22,7 @@ from tests.stand_ins.hub import content
 from tests.weights.conftest import ROOT, _servers, hub
 
 from .dynamo import Dynamo
-from .pods import Pod, Ran, Secrets, image_python
+from .pods import Pod, Ran, Secrets
 from .tools import installed
 
 __all__ = ["_servers", "hub"]
@@ -77,12 +77,12 @@ def claim(place: Path) -> Path:
 @pytest.fixture(scope="session")
 def fetch_tools(catalog: Catalog) -> Path:
     version = catalog.releases.huggingface_hub.version
-    return installed(image_python(USER)[0], f"huggingface-hub=={version}", FETCH_CONSTRAINTS)
+    return installed(f"huggingface-hub=={version}", FETCH_CONSTRAINTS)
 
 
 @pytest.fixture(scope="session")
 def aiperf_tools(catalog: Catalog) -> Path:
-    return installed(image_python(USER)[0], f"aiperf=={catalog.releases.aiperf.version}", BENCHMARK_CONSTRAINTS)
+    return installed(f"aiperf=={catalog.releases.aiperf.version}", BENCHMARK_CONSTRAINTS)
 
 
 @pytest.fixture
