@@ -73,11 +73,12 @@ class ActionModule(ActionBase):
         where = "not written in check mode" if self._task.check_mode else str(path)
         told = f"{name}: {word}; {summary(checks)} ({where})"
         display.display(f"\n{told}\n{table(checks)}\n", color=None if verdict.ok else "red")
-        result |= {"changed": False, "verdict": content, "path": str(path), "msg": told}
-        if not verdict.ok and bool(arguments.get("fail")):
-            result["failed"] = True
-            result["msg"] = f"{told}; findings: {', '.join(check.id for check in verdict.findings)}"
-        return result
+        result |= {"changed": False, "path": str(path), "msg": told}
+        if verdict.ok or not arguments.get("fail"):
+            return {**result, "verdict": content}
+        # Short: Ansible prints the whole result of a failed task below the message, and the table stands above.
+        findings = [check.id for check in verdict.findings]
+        return {**result, "failed": True, "findings": findings, "msg": f"{told}; findings: {', '.join(findings)}"}
 
 
 def _write(path: Path, content: str) -> None:

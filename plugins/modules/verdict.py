@@ -108,8 +108,13 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description: The content of the file.
-  returned: always
+  returned: when the task does not fail
   type: dict
+findings:
+  description: Ids of the checks that are findings.
+  returned: when the task fails
+  type: list
+  elements: str
 path:
   description: The file on the controller.
   returned: always

@@ -332,14 +332,16 @@ def fabric_daemons(survey: Survey, plan: Plan, settings: DiagnosisSettings, cata
 def docker(survey: Survey, catalog: Catalog) -> Check:
     minimum = catalog.releases.docker.minimum
     version = at(survey, "docker.version")
-    seen = f"{version} runs" if version else str(at(survey, "docker.error") or "not running")
+    installed = bool(at(survey, "docker.installed"))
+    absent = at(survey, "docker.error") or ("not running" if installed else "not installed")
+    look = "Look at `journalctl --unit docker`, then run" if installed else "Run"
     return check(
         "docker.version",
         "Docker runs",
         version is not None and judging.numbers(str(version)) >= judging.numbers(minimum),
-        seen,
+        f"{version} runs" if version else str(absent),
         f"{minimum} or newer, running",
-        "Look at `journalctl --unit docker`, then run playbooks/prepare.yml --tags docker_engine.",
+        f"{look} playbooks/prepare.yml --tags docker_engine.",
     )
 
 

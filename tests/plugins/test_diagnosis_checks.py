@@ -50,6 +50,7 @@ def serving(run_module: Callable[..., dict[str, Any]], tmp_path_factory: pytest.
         "cdi_specifications": [{"path": "/var/run/cdi/nvidia.yaml", "driver_versions": ["580.159.04"]}],
     }
     survey["docker"] = {
+        "installed": True,
         "version": "29.8.2",
         "cdi": {"enabled": True},
         "containers": [
@@ -207,7 +208,8 @@ WAYS = [
         "3x Completed, 1x In Progress",
         "802",
     ),
-    ("no Docker", _fields("docker", version=None), "docker.version", "not running", "docker_engine"),
+    ("no Docker", _fields("docker", version=None, installed=False), "docker.version", "not installed", "docker_engine"),
+    ("Docker stopped", _fields("docker", version=None), "docker.version", "not running", "journalctl --unit docker"),
     ("old Docker", _fields("docker", version="19.3.15"), "docker.version", "19.3.15", "docker_engine"),
     ("no toolkit", _fields("toolkit", version=None), "toolkit.version", "not installed", "nvidia_container_toolkit"),
     (
