@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -582,6 +583,7 @@ def test_a_claimed_device_is_seen_as_claimed(loop: str) -> None:
         os.close(held)
 
 
+@pytest.mark.skipif(shutil.which("udevadm") is None, reason="drives are looked at when udev has settled; it is not here")
 def test_this_host_can_be_looked_at() -> None:
     there = drive_picture.take(ask, POINT, deep=True)
     assert {mount["point"] for mount in there["mounts"]} >= {"/"}
