@@ -583,7 +583,7 @@ def test_a_claimed_device_is_seen_as_claimed(loop: str) -> None:
         os.close(held)
 
 
-@pytest.mark.skipif(shutil.which("udevadm") is None, reason="drives are looked at when udev has settled; it is not here")
+@pytest.mark.skipif(shutil.which("udevadm") is None, reason="udev is not here, which is waited for")
 def test_this_host_can_be_looked_at() -> None:
     there = drive_picture.take(ask, POINT, deep=True)
     assert {mount["point"] for mount in there["mounts"]} >= {"/"}
