@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.left_out import without_tools
 
 from . import build
 from .fixtures import REQUIRED
@@ -100,25 +99,19 @@ def test_every_program_is_a_tool_of_the_module() -> None:
     assert sorted(tools) == sorted(build.PROGRAMS.values())
 
 
-OUTCOMES: Mapping[str, tuple[Mapping[str, str], list[str], list[str]]] = {
-    "skipped, with one line": ({}, ["skipped"], ["SKIPPED [2] ", "go: not found on PATH"]),
-    "failed where it is required": ({REQUIRED: "1"}, ["error"], ["go: not found on PATH", f"({REQUIRED} is set)"]),
-}
+SOME = ("tests/kubernetes/test_control_plane.py", "jobs_complete or unknown_fields")
 
 
-@pytest.mark.parametrize("case", OUTCOMES)
-def test_without_go_tests_of_the_cluster_are(tmp_path: Path, case: str) -> None:
-    more, outcomes, words = OUTCOMES[case]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kubernetes/test_control_plane.py"]
-    ran = subprocess.run(
-        [*command, "-k", "jobs_complete or unknown_fields"],
-        cwd=build.REPOSITORY,
-        env={"PATH": "", "HOME": str(tmp_path), "GPT_OSS_KUBERNETES_CACHE": str(tmp_path / "nothing"), **more},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert [outcome for outcome in ("passed", "skipped", "error") if f" {outcome}" in ran.stdout] == outcomes
-    for word in words:
-        assert word in ran.stdout
+def test_without_go_tests_of_the_cluster_are_skipped_with_one_line(tmp_path: Path) -> None:
+    outcomes, said = without_tools(*SOME, tmp_path, GPT_OSS_KUBERNETES_CACHE=str(tmp_path / "nothing"))
+    assert outcomes == ["skipped"]
+    assert "SKIPPED [2] " in said
+    assert "go: not found on PATH" in said
+
+
+def test_where_the_cluster_is_required_they_fail(tmp_path: Path) -> None:
+    required = {REQUIRED: "1", "GPT_OSS_KUBERNETES_CACHE": str(tmp_path / "nothing")}
+    outcomes, said = without_tools(*SOME, tmp_path, **required)
+    assert outcomes == ["error"]
+    assert "go: not found on PATH" in said
+    assert f"({REQUIRED} is set)" in said
