@@ -30,7 +30,10 @@ from tests.hosts.machine import LABEL, REPOSITORY, HostError, podman, say
 RESULT = REPOSITORY / "results" / "benchmarks" / "cold_start.json"
 # What `make demo` prints when the endpoint has answered for the first time.
 FIRST_COMPLETION = "answer: "
-MOST_SECONDS = {"demo": 8 * 60.0, "test": 35 * 60.0}
+# The tests of the bare-metal half have 35 minutes; Kubernetes, drives and boots came with 30 more.
+MOST_SECONDS = {"demo": 8 * 60.0, "test": 65 * 60.0}
+# What begins a step: the demo says so, and make shows the command.
+STEPS = ("=== ", "source .venv/bin/activate && ")
 
 
 def isolated(directory: Path) -> dict[str, str]:
@@ -74,8 +77,9 @@ def timed(checkout: Path, target: str, environment: dict[str, str]) -> dict[str,
         for line in process.stdout:
             seconds = time.monotonic() - began
             print(f"{seconds:7.1f}  {line}", end="", flush=True)
-            if line.startswith("=== "):
-                steps.append({"at_seconds": round(seconds, 1), "step": line.removeprefix("=== ").strip()})
+            for mark in STEPS:
+                if line.startswith(mark):
+                    steps.append({"at_seconds": round(seconds, 1), "step": line.removeprefix(mark).strip()})
             if first is None and line.startswith(FIRST_COMPLETION):
                 first = seconds
         status = process.wait()
@@ -150,6 +154,8 @@ def main() -> int:
         f"\ncold `make {arguments.target}`, {what}: {shown}; {result['seconds']:.0f} s in all,"
         f" status {result['status']}"
     )
+    for step in result["steps"]:
+        print(f"  {step['at_seconds']:6.0f} s  {step['step']}")
     print(f"  {RESULT.relative_to(REPOSITORY)}")
     late = figure is None or figure > MOST_SECONDS[arguments.target]
     return 1 if result["status"] != 0 or (arguments.check and late) else 0
