@@ -55,6 +55,7 @@ def facts(number: int, **more: Any) -> dict[str, Any]:
         "blkid": [],
         "first_byte": None,
         "busy": False,
+        "open_in": [],
         "error": None,
         **more,
     }
@@ -228,6 +229,7 @@ def mounted_point(there: Picture) -> None:
         (on(2, error="Input/output error"), ["cannot be read: Input/output error"]),
         (on(2, holders=["dm-3"]), ["is held by dm-3"]),
         (on(2, busy=True), ["is claimed by the kernel or a program"]),
+        (on(2, open_in=["qemu (process 7)"]), ["is open in qemu (process 7)"]),
         (on(2, wwid="eui.0000000000000003"), ["one drive with nvme3n1", "multipath leg"]),
         (node(2, fstype="mpath_member"), ["a path of a multipath device"]),
         (node(2, mountpoints=["/data"]), ["is mounted at /data"]),
@@ -581,6 +583,17 @@ def test_a_claimed_device_is_seen_as_claimed(loop: str) -> None:
         assert drive_picture.claimed(loop) is True
     finally:
         os.close(held)
+
+
+def test_a_program_that_has_a_device_open_is_seen_without_a_claim(loop: str) -> None:
+    number = drive_picture.device_number(loop)
+    assert number not in drive_picture.opened_devices()
+    with Path(loop).open("rb") as device, subprocess.Popen(["sleep", "600"], stdin=device) as sleeper:
+        try:
+            assert drive_picture.claimed(loop) is False
+            assert drive_picture.opened_devices()[number] == [f"sleep (process {sleeper.pid})"]
+        finally:
+            sleeper.kill()
 
 
 @pytest.mark.skipif(shutil.which("udevadm") is None, reason="udev is not here, which is waited for")

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import stat
 from typing import Any, Callable
 
 from ansible.module_utils.gpt_oss.drives import BY_ID, disks, flat
@@ -50,9 +51,11 @@ def take(ask: Ask, mount_point: str, deep: bool) -> dict[str, Any]:
             picture["arrays"][name] = array_facts(name)
     _add_signatures(ask, picture, nodes)
     if deep:
+        opened = opened_devices()
         for drive in disks(picture).values():
             facts = picture["sysfs"][drive.name]
             facts["busy"] = claimed(drive.path)
+            facts["open_in"] = opened.get(device_number(drive.path), [])
             if drive.bytes and not facts["signatures"] and not facts["error"] and not facts["holders"]:
                 facts["blkid"] = probed(ask, drive.path)
                 facts["first_byte"], facts["error"] = first_byte(drive.path, drive.bytes)
@@ -132,6 +135,7 @@ def block_facts(name: str) -> dict[str, Any]:
         "blkid": [],
         "first_byte": None,
         "busy": False,
+        "open_in": [],
         "error": None,
     }
 
@@ -185,6 +189,25 @@ def claimed(path: str) -> bool:
     except OSError as error:
         return error.errno == errno.EBUSY
     return False
+
+
+def device_number(path: str) -> int | None:
+    """The number of a block device; None where there is none."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_rdev if stat.S_ISBLK(facts.st_mode) else None
+
+
+def opened_devices() -> dict[int | None, list[str]]:
+    """Programs, other than this one, that have block devices open, by the device's number. None needs to claim it."""
+    found: dict[int | None, list[str]] = {}
+    for process in (name for name in _names("/proc") if name.isdigit() and int(name) != os.getpid()):
+        numbers = {device_number(f"/proc/{process}/fd/{descriptor}") for descriptor in _names(f"/proc/{process}/fd")}
+        for number in numbers - {None}:
+            found.setdefault(number, []).append(f"{_text(f'/proc/{process}/comm').strip()} (process {process})")
+    return found
 
 
 def first_byte(path: str, size: int) -> tuple[int | None, str | None]:

@@ -263,6 +263,8 @@ def findings_of(drive: Drive, node: dict[str, Any], picture: dict[str, Any], our
         used.append(f"is held by {', '.join(sorted(set(holders)))}")
     if facts.get("busy") and not (points or swaps or holders or facts.get("holders")) and not ours.mine(drive):
         used.append("is claimed by the kernel or a program, although nothing is mounted from it")
+    if facts.get("open_in"):
+        used.append(f"is open in {', '.join(facts['open_in'])}")
     if facts.get("error"):
         unfit.append(f"cannot be read: {facts['error']}")
     partitions = [str(child["name"]) for child in below if child.get("type") == "part"]
