@@ -86,6 +86,7 @@ def test_drives_in_use_unfit_or_misnamed_are_refused_and_left_as_they_are(machin
         f"python3 -c \"f = open('{third}', 'r+b'); "
         f'[(f.seek(at), f.write({label})) for at in range(2**17, 2**18, 1024)]"\n'
         f"touch {notes}; mkdir {POINT}; touch {POINT}/model; udevadm settle\n"
+        f"systemd-run --quiet --unit=reader sh -c 'exec sleep infinity < {small.by_id}'\n"
         f"find -L /dev/disk/by-id -samefile {fourth} -not -path {fourth} -print -quit"
     ).strip()
     serials = (*SERIALS, small.serial)
@@ -102,6 +103,7 @@ def test_drives_in_use_unfit_or_misnamed_are_refused_and_left_as_they_are(machin
         "serial SN0003) holds a ZFS label",
         f"{third} has the serial number SN0003, not 'SN9999'",
         f"serial SN0005) has {small.bytes} bytes",
+        "is open in sleep (process ",
         f"{twin} and {fourth} are one drive",
         f"{ROOT_DISK} (vda, serial ROOT) is a disk that the host runs from (/)",
         f"{notes} ({notes}) is not a block device",
@@ -110,7 +112,8 @@ def test_drives_in_use_unfit_or_misnamed_are_refused_and_left_as_they_are(machin
     ):
         assert words in done.stdout
     assert [machine.checksum(serial) for serial in serials] == before
-    assert machine.run(f"cat /mnt/other/file; ls -A {POINT}; rm {notes}").split() == ["kept", "model"]
+    machine.run(f"systemctl stop reader; rm {notes}")
+    assert machine.run(f"cat /mnt/other/file; ls -A {POINT}").split() == ["kept", "model"]
 
 
 # --- cuts ------------------------------------------------------------------------------------------------------------
