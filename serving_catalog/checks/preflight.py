@@ -603,9 +603,11 @@ def _there(survey: Survey, plan: Plan, need: DirectoryNeed) -> int:
 
 def _cache_names(survey: Survey, plan: Plan) -> set[str]:
     """Directories of the compile caches of the plan's image: by its name, and by what the host has it as."""
-    recorded = at(survey, "docker.recorded_image") or {}
-    names = {plan["image"], recorded.get("reference") if recorded.get("name") == plan["image"] else plan["image"]}
-    return {image_key(name) for name in names}
+    names = {image_key(plan["image"])}
+    recorded = at(survey, "docker.recorded_image")
+    if recorded and recorded["name"] == plan["image"]:
+        names.add(image_key(recorded["reference"]))
+    return names
 
 
 def _weights_there(survey: Survey) -> bool:

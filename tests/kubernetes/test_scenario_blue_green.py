@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kubernetes import scenario
 from tests.kubernetes.api import Object
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.drivers import Driver, UpdateFailedError, changed
+from tests.kubernetes.drivers import Driver, Stack, UpdateFailedError, changed
 from tests.kubernetes.scenario import Target, impatient, meanwhile, stack_of
 from tests.stand_ins.dynamo_operator.operator import Operator
 
@@ -59,20 +60,17 @@ class Serving:
                 self.fewest = {kind: min(count, now.get(kind, 0)) for kind, count in self.fewest.items()}
 
 
+def _stack(driver: Driver, cluster: Cluster, target: Target, namespace: str, **more: Any) -> Stack:
+    config = {"platform": "existing", "rollout": "blue_green", "model_cache_retain": False, **more}
+    return stack_of(driver, cluster, target, namespace, **config)
+
+
 def test_with_a_spare_machine_there_is_no_gap(
     scenario_driver: Driver, target: Target, dynamo_cluster: Cluster, dynamo_operator: Operator, stack_namespace: str
 ) -> None:
     cluster = dynamo_cluster
     counts = target.workers
-    stack = stack_of(
-        scenario_driver,
-        cluster,
-        target,
-        stack_namespace,
-        platform="existing",
-        rollout="blue_green",
-        model_cache_retain=False,
-    )
+    stack = _stack(scenario_driver, cluster, target, stack_namespace)
     with cluster.another(target.machine):
         stack.up()
         before = {kind: scenario.pods_of(cluster, stack_namespace, target.graph, kind) for kind in counts}
@@ -101,17 +99,9 @@ def test_without_a_spare_machine_the_old_workers_serve_and_the_change_can_be_tak
     tmp_path: Path,
 ) -> None:
     cluster, graph = dynamo_cluster, target.graph
-    stack = stack_of(
-        scenario_driver,
-        cluster,
-        target,
-        stack_namespace,
-        platform="existing",
-        rollout="blue_green",
-        load_timeout_seconds=60,
-        model_cache_retain=False,
-        allow_findings=["gpu.capacity"],  # the GPUs are held by the workers that are to be replaced
-    )
+    # The GPUs are held by the workers that are to be replaced.
+    more = {"load_timeout_seconds": 60, "allow_findings": ["gpu.capacity"]}
+    stack = _stack(scenario_driver, cluster, target, stack_namespace, **more)
 
     def workers() -> dict[str, set[str]]:
         return {kind: set(scenario.pods_of(cluster, stack_namespace, graph, kind)) for kind in target.workers}

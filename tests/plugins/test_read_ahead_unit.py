@@ -24,9 +24,7 @@ PLAY = """
 # The role puts its files in place while it runs the plan, for which it needs Docker; here they are put in place alone.
 TASKS = """
 - file_set:
-    files: >-
-      {{ __inference_server_common_files
-         + [__inference_server_read_ahead_unit[inference_server_read_ahead | ternary('yes', 'no')]] }}
+    files: "{{ __inference_server_common_files }}"
 """
 
 

@@ -90,12 +90,7 @@ def _mount_of(path: str, mounts: list[dict[str, str]]) -> dict[str, str]:
 def sizes(host: Host, wanted: list[str]) -> dict[str, int]:
     """Bytes that the files below each directory take; 0 where there is none. `DIR/*` is each directory in DIR."""
     found = {}
-    directories = []
-    for directory in wanted:
-        parent, mark, _ = directory.rpartition("/*")
-        inside = [f"{parent}/{name}" for name in names(host.root(parent))] if mark else []
-        directories += [path for path in inside if os.path.isdir(host.root(path))] if mark else [directory]
-    for directory in directories:
+    for directory in (each for one in wanted for each in _directories(host, one)):
         total = 0
         for base, _, files in os.walk(host.root(directory)):
             for name in files:
@@ -105,6 +100,13 @@ def sizes(host: Host, wanted: list[str]) -> dict[str, int]:
                     continue
         found[directory] = total
     return found
+
+
+def _directories(host: Host, wanted: str) -> list[str]:
+    if not wanted.endswith("/*"):
+        return [wanted]
+    inside = [wanted[:-1] + name for name in names(host.root(wanted[:-2]))]
+    return [path for path in inside if os.path.isdir(host.root(path))]
 
 
 def cache_drives(host: Host, record_path: str) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,13 +83,13 @@ class State:
             {"resources": resources, "outputs": values.hidden(self.outputs, self.output_secrets)}, indent=2
         )
 
-    def reversed_rounds(self, urns: Iterable[str]) -> list[list[Entry]]:
+    def reversed_rounds(self, urns: Collection[str]) -> list[list[Entry]]:
         """These resources, in rounds: what needs a resource is in an earlier one.
 
         So the engine deletes (pulumi 3.244, pkg/resource/deploy/step_generator.go: ScheduleDeletes): a round at once,
         and the next one when all of it is gone.
         """
-        left = {urn: self.entries[urn] for urn in self.entries if urn in set(urns)}
+        left = {urn: entry for urn, entry in self.entries.items() if urn in urns}
         rounds: list[list[Entry]] = []
         while left:
             last = [entry for entry in left.values() if not left.keys() & entry.needs]
